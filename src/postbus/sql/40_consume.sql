@@ -1,0 +1,349 @@
+-- Consuming: look, then lock, then look again. An idle poll takes no lock, assigns no xid and writes nothing.
+--
+-- The body is long and flat on purpose: statements on one table each are cheaper than joins, and what a look found is
+-- used again under the lock when the slot has not moved in between (the same n).
+
+-- Takes the next messages of a group on a lease: redeliveries that are due first, then the log. Every message carries
+-- the receipt that finishes it, and the batch that finishes all of them.
+--   lease: how long until unfinished messages go to somebody else (default: the group's);
+--   min_count, min_interval: return nothing until so many events wait, or so much time has passed since the last batch;
+--   min_lag: leave the newest events alone until they are that old.
+create or replace function postbus.consume(
+  stream text,
+  "group" text,
+  max int default 100,
+  lease interval default null,
+  worker text default null,
+  min_count int default null,
+  min_interval interval default null,
+  min_lag interval default null
+)
+returns setof postbus.message
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+  v_g postbus."group";
+  v_p postbus.progress;
+  v_b postbus.tick;                   -- the window is (b, u]
+  v_u postbus.tick;
+  v_s postbus.stream;
+  v_now timestamptz := postbus.now_();
+  v_until timestamptz;
+  v_scheduled boolean := random() < 0.05;
+  v_lag_at timestamptz := 'infinity';
+  v_cap bigint := 9223372036854775807;
+  v_slot int;
+  v_lane smallint;
+  v_slots int;
+  v_first int := 0;
+  v_locked boolean;
+  v_reclaimed boolean;
+  v_looked_for_tick boolean := false;
+  v_lease_until timestamptz;
+  v_due timestamptz;
+  v_all boolean;
+  v_lanes smallint;
+  v_rows postbus.message[];
+  v_ids bigint[];
+  v_to bigint;
+  v_token bigint;
+  v_expired int := 0;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform postbus._need_read_committed('consume');
+  end if;
+  select g.* into v_g from postbus."group" g where g.stream_name = consume.stream and g.name = consume."group";
+  if not found then
+    v_g := postbus._group(postbus._stream(consume.stream), consume."group");
+  end if;
+  v_until := v_now + coalesce(consume.lease, v_g.lease);
+  if consume.max is null or consume.max not between 1 and 100000 or v_until <= v_now then
+    raise exception using errcode = 'PB003', message = format('consume from %L: max must be 1 to 100000 and lease longer than zero', consume.stream);
+  end if;
+  -- Scheduled events: always when there is nothing else, now and then when there is.
+  if v_scheduled then
+    perform postbus._move_scheduled(consume.stream, v_g.stream_id, v_now, 1000);
+  end if;
+  if consume.min_lag is not null then
+    v_lag_at := v_now - consume.min_lag;
+    perform postbus.tick(consume.stream);
+    v_looked_for_tick := true;
+  end if;
+  v_slots := cardinality(v_g.slots);
+  if v_slots > 1 then
+    v_first := floor(random() * v_slots);
+  end if;
+
+  for v_turn in v_first .. v_first + v_slots - 1 loop
+    v_slot := v_g.slots[v_turn % v_slots + 1];
+    v_locked := false;
+    v_reclaimed := false;
+    loop
+      -- What a lease or a message that waits has to say.
+      select p.* into v_p from postbus.progress p where p.slot_id = v_slot order by p.n desc limit 1;
+      if v_p.change_id is distinct from v_g.change_id then
+        return;                       -- the group was dropped, or its lanes have just changed: look again next time
+      end if;
+      v_lease_until := null;
+      if v_g.ordering = 'none' then
+        v_lease_until := v_p.next_expiry;
+      else
+        -- The lease before what waits: whoever finds the lease gone also finds what its owner gave back.
+        select l.expires_at into v_lease_until from postbus.lease l where l.token = v_p.token and l.slot_id = v_slot;
+        exit when v_lease_until > v_now or found and v_reclaimed;      -- busy
+      end if;
+      select r.due into v_due from postbus.redelivery r where r.slot_id = v_slot and r.token is null order by r.due limit 1;
+      if (v_lease_until <= v_now and not v_reclaimed) or v_due <= v_now then
+        select s.* into v_s from postbus.stream s where s.id = v_g.stream_id;
+        if v_s.paused or v_g.paused then
+          return;
+        end if;
+        if not v_locked then
+          exit when not pg_try_advisory_xact_lock(1886351993, v_slot);
+          v_locked := true;
+        elsif v_lease_until <= v_now and not v_reclaimed then
+          perform postbus._reclaim(v_p, v_now);
+          v_reclaimed := true;
+        else
+          return query select * from postbus._take_redelivery(v_g, v_p, consume.max, v_until, consume.worker, v_now);
+          return;
+        end if;
+        continue;
+      end if;
+      exit when v_due is not null and v_g.ordering = 'stream';         -- total order: nothing overtakes what waits
+
+      -- The window: from the slot's position to the newest tick, or to the end of the one it is in.
+      if v_p.upper is null then
+        select t.* into v_u from postbus.tick t
+        where t.stream_id = v_g.stream_id and t.id <= v_cap and t.at <= v_lag_at order by t.id desc limit 1;
+      else
+        select t.* into v_u from postbus.tick t where t.stream_id = v_g.stream_id and t.id = v_p.upper;
+      end if;
+      v_b := v_u;
+      if v_p.base is distinct from v_u.id then
+        select t.* into v_b from postbus.tick t where t.stream_id = v_g.stream_id and t.id = v_p.base;
+      end if;
+      -- The stream after the tick up to which we read: whoever sees an event in it sees its ring and its lane changes.
+      select s.* into v_s from postbus.stream s where s.id = v_g.stream_id and s.xmin = s.stamp;
+      if not found then
+        v_s := postbus._stream(consume.stream);
+        continue;
+      end if;
+      if v_s.paused or v_g.paused then
+        return;
+      end if;
+      if v_b.id is null or v_p.base < v_s.floor_tick or (v_u.id is null and v_p.upper is not null) then
+        perform postbus._position_lost(v_s.name, v_g.name, v_p.base);
+      end if;
+      if v_s.change_id <> v_g.change_id and v_g.ordering <> 'stream' then
+        if v_cap = 9223372036854775807 then
+          perform postbus._settle_lanes(v_s.id);
+          v_cap := postbus._changeover(v_s.id, v_g.id);
+          continue;
+        end if;
+        if v_b.id >= v_cap then
+          exit when v_locked;
+          -- At a lane change: whoever finds the whole group here takes it over.
+          if postbus._pass_lane_change(v_g.id) then
+            return query select * from postbus.consume(consume.stream, consume."group", consume.max, consume.lease, consume.worker,
+              consume.min_count, consume.min_interval, consume.min_lag);
+          end if;
+          return;
+        end if;
+      end if;
+      if v_u.id is null or v_b.id >= v_u.id then
+        exit when v_looked_for_tick;
+        v_looked_for_tick := true;
+        exit when not postbus._due(v_s.ring, v_b);
+        exit when postbus._tick(v_s.id, v_s.id_seq, v_s.era) is null;
+        continue;
+      end if;
+
+      -- How to read it: by the stored lane, by a computed one, or every lane.
+      v_all := false;
+      v_lanes := null;
+      v_lane := v_turn % v_slots;
+      if v_g.ordering = 'stream' then
+        v_all := v_s.max_lanes > 1;
+        v_lane := case when not v_all then 0 end;
+      elsif v_g.mixed_xid is not null and v_b.era <= v_g.mixed_era and pg_snapshot_xmin(v_b.snapshot) <= v_g.mixed_xid then
+        v_all := true;
+        v_lanes := v_g.lanes;
+      end if;
+      if v_b.era <> v_u.era then
+        v_u := postbus._inside_era(v_b);
+      elsif not v_locked and v_p.upper is null and v_cap = 9223372036854775807
+          and (v_slots > 1 or consume.min_count is not null or consume.min_interval is not null) then
+        exit when not postbus._worth(v_s, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now);
+      end if;
+
+      if not v_locked then
+        exit when not pg_try_advisory_xact_lock(1886351993, v_slot);
+        v_locked := true;
+        -- A slot that moved in between is looked at again; else what we found still holds.
+        perform from postbus.progress p where p.slot_id = v_slot and p.n > v_p.n limit 1;
+        continue when found;
+      end if;
+      v_token := nextval('postbus.lease_token');
+      v_ids := null;
+      v_expired := 0;
+      execute format('select array(select m from postbus._page_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9,$10) m)', v_s.id, v_s.ring)
+      into v_rows
+      using v_b, v_u, v_p.last_id, v_u.hi, v_all, v_lane, v_lanes, v_s.max_lanes - 1::smallint, consume.max, 's' || v_token;
+      -- A full page ends at its last id; anything less has finished the window.
+      v_to := v_rows[consume.max].id;
+      if v_s.event_ttl is not null or v_due is not null and v_g.ordering = 'key' then
+        select x.kept, x.ids, x.expired into v_rows, v_ids, v_expired
+        from postbus._sift(v_rows, v_slot, v_g.ordering, v_now - v_s.event_ttl) x;
+      end if;
+      -- TRUNCATE is not MVCC: what we read counts only if the floor has not passed us meanwhile.
+      insert into postbus.progress (slot_id, n, base, upper, last_id, token, next_expiry, change_id, expired, at)
+      select v_slot, v_p.n + 1, case when v_to is null then v_u.id else v_p.base end, case when v_to is not null then v_u.id end, coalesce(v_to, 0),
+        case when v_g.ordering = 'none' then v_p.token else v_token end, least(v_p.next_expiry, v_until), v_p.change_id, v_expired, v_now
+      from postbus.stream s where s.id = v_s.id and s.floor_tick <= v_p.base;
+      if not found then
+        perform postbus._position_lost(v_s.name, v_g.name, v_p.base);
+      end if;
+      if cardinality(v_rows) > 0 then
+        insert into postbus.lease (token, slot_id, group_id, stream_id, base, upper, after_id, to_id, lane, lanes, ids, count, expires_at, worker, at)
+        values (v_token, v_slot, v_g.id, v_s.id, v_p.base, v_u.id, v_p.last_id, coalesce(v_to, v_u.hi), v_lane, v_lanes, v_ids, cardinality(v_rows),
+          v_until, consume.worker, v_now);
+        if v_s.young is not null then
+          perform postbus._age_leaves(v_s);
+        end if;
+        return query select * from unnest(v_rows);
+        return;
+      end if;
+    end loop;
+  end loop;
+  if not v_scheduled then
+    perform postbus._move_scheduled(consume.stream, v_g.stream_id, v_now, 1000);
+  end if;
+end
+$$;
+
+create or replace function postbus._position_lost(p_stream text, p_group text, p_tick bigint)
+returns void
+language plpgsql
+immutable
+as $$
+begin
+  raise exception using errcode = 'PB005',
+    message = format('group %L of stream %L lost its position: tick %s is no longer kept', p_group, p_stream, p_tick),
+    hint = format('It fell behind max_retain. Go on from what is left: select postbus.seek(%L, %L, ''earliest'').', p_stream, p_group);
+end
+$$;
+
+-- A page where some events are not handed out: expired ones are skipped and counted, and those of a key that has a
+-- message waiting are parked behind it.
+create or replace function postbus._sift(
+  p_rows postbus.message[],
+  p_slot int,
+  p_ordering text,
+  p_expired_at timestamptz,
+  out kept postbus.message[],
+  out ids bigint[],
+  out expired int
+)
+language plpgsql
+as $$
+declare
+  v_m postbus.message;
+begin
+  kept := '{}';
+  ids := '{}';
+  expired := 0;
+  foreach v_m in array p_rows loop
+    if v_m.created_at <= p_expired_at then
+      expired := expired + 1;
+    elsif p_ordering = 'key' and exists (select from postbus.redelivery r where r.slot_id = p_slot and r.key = v_m.key) then
+      insert into postbus.redelivery (slot_id, id, due, attempt, reason, at, type, key, payload, blob, headers)
+      values (p_slot, v_m.id, 'infinity', 0, 'behind an earlier message of its key', v_m.created_at, v_m.type, v_m.key,
+        v_m.payload, v_m.blob, v_m.headers);
+    else
+      kept := kept || v_m;
+      ids := ids || v_m.id;
+    end if;
+  end loop;
+end
+$$;
+
+-- A window ends with its era: read up to the closing tick, then step over to the first tick of the next. That step is
+-- an empty window by definition: hi below everything makes it so.
+create or replace function postbus._inside_era(p_b postbus.tick)
+returns postbus.tick
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_t postbus.tick;
+begin
+  select t.* into strict v_t from postbus.tick t
+  where t.stream_id = p_b.stream_id and t.era = p_b.era and t.id >= p_b.id order by t.id desc limit 1;
+  if v_t.id = p_b.id then
+    select t.* into strict v_t from postbus.tick t
+    where t.stream_id = p_b.stream_id and t.era > p_b.era order by t.id limit 1;
+    v_t.hi := -1;
+  end if;
+  return v_t;
+end
+$$;
+
+-- Is the window worth taking? Read-only: at least min_count events, or min_interval since the last batch; at least one.
+create or replace function postbus._worth(
+  p_s postbus.stream,
+  p_p postbus.progress,
+  p_b postbus.tick,
+  p_u postbus.tick,
+  p_all boolean,
+  p_lane smallint,
+  p_lanes smallint,
+  p_min_count int,
+  p_min_interval interval,
+  p_now timestamptz
+)
+returns boolean
+language plpgsql
+as $$
+declare
+  v_waited boolean := p_p.at + p_min_interval <= p_now;
+  v_need int := case when v_waited then 1 else coalesce(p_min_count, 1) end;
+begin
+  if p_min_interval is not null and p_min_count is null and not v_waited then
+    return false;
+  end if;
+  return postbus._count(p_s, p_b, p_u, p_p.last_id, p_all, p_lane, p_lanes, v_need) >= v_need;
+end
+$$;
+
+-- How many events a window has, up to p_max (null: all of them).
+create or replace function postbus._count(
+  p_s postbus.stream,
+  p_b postbus.tick,
+  p_u postbus.tick,
+  p_last bigint,
+  p_all boolean,
+  p_lane smallint,
+  p_lanes smallint,
+  p_max int
+)
+returns bigint
+language plpgsql
+as $$
+declare
+  v_n bigint;
+begin
+  execute format('select count(*) from postbus._ids_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_s.id, p_s.ring) into v_n
+  using p_b, p_u, p_last, p_u.hi, p_all, p_lane, p_lanes, p_s.max_lanes - 1::smallint, p_max;
+  return v_n;
+end
+$$;
