@@ -487,6 +487,11 @@ begin
   end loop;
   if v_clean then
     begin
+      return query select 'captures', 'partitions', c.n::bigint, null::text from postbus._maintain_captures() c(n) where c.n > 0;
+    exception when others then
+      return query select 'captures', 'failed', 0::bigint, sqlerrm;
+    end;
+    begin
       v_name := postbus._clean_one();
       if v_name is not null then
         return query select v_name, 'clean', 1::bigint, null::text;

@@ -156,6 +156,9 @@ begin
   id_seq := v_s.id_seq;
   register := v_s.register;
   notify := v_s.notify;
+  if v_s.young is not null then
+    execute format('lock table only postbus.log_%s in row exclusive mode', v_s.leaf);
+  end if;
   at := postbus.now_();
   txid := pg_current_xact_id();
   value := pg_sequence_last_value(register);
@@ -336,7 +339,7 @@ begin
   from (
     select c.relid, c.stream_id, s.name, s.leaf, s.id_seq, s.register, s.notify, c.keys, c.lax, c.head, pg_current_xact_id() as txid,
       case when pg_current_xact_id() is not null then pg_sequence_last_value(s.register) end as value,
-      s.xmin = s.stamp and not c.narrow and c.source = postbus._capture_source(c.relid, c.key_index) as plain
+      s.xmin = s.stamp and s.young is null and not c.narrow and c.source = postbus._capture_source(c.relid, c.key_index) as plain
     from postbus.capture c join postbus.stream s on s.id = c.stream_id
     where c.id = tg_argv[0]::int
     offset 0) x;
@@ -415,8 +418,6 @@ declare
   v_root boolean := v.relid = tg_relid;
   v_kind "char" := (select c.relkind from pg_class c where c.oid = tg_relid);
   v_tree boolean := v_kind = 'r' and (not v_root or exists (select from pg_inherits i where i.inhparent = tg_relid));
-  v_id bigint;
-  v_seen int[] := '{}';
 begin
   if tg_when = 'BEFORE' then
     if v_kind = 'p' then
@@ -432,15 +433,10 @@ begin
   end if;
   perform set_config(v_flag, '', true);
   if not v_tree then
-    -- Ids are drawn until every lane has one, because the lane of an event without a key follows from its id.
-    while cardinality(v_seen) < v.lanes loop
-      v_id := nextval(v.id_seq);
-      continue when v_id % v.lanes = any (v_seen);
-      v_seen := v_seen || (v_id % v.lanes)::int;
-      insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, payload)
-      values (v_id, v.txid, v.at, v.leaf, v.stream_id, v_id % v.lanes, 'truncate',
-        postbus._change('truncate', v.head, 'null', null, null, format(',"lane":%s,"lanes":%s', v_id % v.lanes, v.lanes) || v.tail));
-    end loop;
+    insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, payload)
+    select nextval(v.id_seq), v.txid, v.at, v.leaf, v.stream_id, l, 'truncate',
+      postbus._change('truncate', v.head, 'null', null, null, format(',"lane":%s,"lanes":%s', l, v.lanes) || v.tail)
+    from generate_series(0, v.lanes - 1) l;
   end if;
   perform postbus._wake(v.notify, v.stream, v.register, v.value);
   return null;
