@@ -37,6 +37,18 @@ begin
 end
 $$;
 
+create or replace function postbus._check_group(p_g postbus."group")
+returns void
+language plpgsql
+immutable
+as $$
+begin
+  if p_g.lease is null or p_g.lease = interval '0' or p_g.backoff is null or p_g.max_backoff is null then
+    raise exception using errcode = 'PB003', message = 'lease must be longer than zero, backoff and max_backoff must not be null';
+  end if;
+end
+$$;
+
 -- Options: ordering (key: order per key, one worker a lane; stream: total order, one worker; none: no order, any number
 -- of workers), start (latest, earliest, or any position that seek takes), max_attempts (10), lease (30 s), backoff
 -- (1 s, doubled with each attempt) up to max_backoff (5 minutes).
@@ -76,9 +88,7 @@ begin
   v_g.lease := postbus._interval_option(create_group.options, 'lease', interval '30 seconds');
   v_g.backoff := postbus._interval_option(create_group.options, 'backoff', interval '1 second');
   v_g.max_backoff := postbus._interval_option(create_group.options, 'max_backoff', interval '5 minutes');
-  if v_g.lease is null or v_g.lease = interval '0' or v_g.backoff is null or v_g.max_backoff is null then
-    raise exception using errcode = 'PB003', message = 'lease must be longer than zero, backoff and max_backoff must not be null';
-  end if;
+  perform postbus._check_group(v_g);
   v_g.paused := false;
   v_g.expired := 0;
   v_g.created_at := postbus.now_();
@@ -110,11 +120,13 @@ declare
 begin
   perform postbus._check_options('group', alter_group.options, array['max_attempts', 'lease', 'backoff', 'max_backoff']);
   v_g := postbus._group(postbus._stream(alter_group.stream), alter_group."group");
-  update postbus."group" g set
-    max_attempts = postbus._int_option(alter_group.options, 'max_attempts', g.max_attempts, 1, 1000000),
-    lease = postbus._interval_option(alter_group.options, 'lease', g.lease),
-    backoff = postbus._interval_option(alter_group.options, 'backoff', g.backoff),
-    max_backoff = postbus._interval_option(alter_group.options, 'max_backoff', g.max_backoff)
+  select g.* into strict v_g from postbus."group" g where g.id = v_g.id for update;
+  v_g.max_attempts := postbus._int_option(alter_group.options, 'max_attempts', v_g.max_attempts, 1, 1000000);
+  v_g.lease := postbus._interval_option(alter_group.options, 'lease', v_g.lease);
+  v_g.backoff := postbus._interval_option(alter_group.options, 'backoff', v_g.backoff);
+  v_g.max_backoff := postbus._interval_option(alter_group.options, 'max_backoff', v_g.max_backoff);
+  perform postbus._check_group(v_g);
+  update postbus."group" g set max_attempts = v_g.max_attempts, lease = v_g.lease, backoff = v_g.backoff, max_backoff = v_g.max_backoff
   where g.id = v_g.id;
 end
 $$;

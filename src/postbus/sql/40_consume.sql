@@ -216,9 +216,6 @@ begin
         insert into postbus.lease (token, slot_id, group_id, stream_id, base, upper, after_id, to_id, lane, lanes, ids, count, expires_at, worker, at)
         values (v_token, v_slot, v_g.id, v_s.id, v_p.base, v_u.id, v_p.last_id, coalesce(v_to, v_u.hi), v_lane, v_lanes, v_ids, cardinality(v_rows),
           v_until, consume.worker, v_now);
-        if v_s.young is not null then
-          perform postbus._age_leaves(v_s);
-        end if;
         return query select * from unnest(v_rows);
         return;
       end if;

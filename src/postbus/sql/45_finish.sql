@@ -314,7 +314,8 @@ language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select coalesce(sum(postbus._nack(r.token, r.ids, greatest(delay, interval '0'), coalesce(reason, 'nack'), false)), 0)::int
+  select coalesce(sum(postbus._nack(r.token, r.ids, case when delay is not null then greatest(delay, interval '0') end,
+    coalesce(reason, 'nack'), false)), 0)::int
   from postbus._receipts(receipts) r
 $$;
 

@@ -36,6 +36,7 @@ declare
   v_s postbus.stream := postbus._stream(redrive.name);
   v_g postbus."group";
   v_total int := 0;
+  v_named int;
   v_n int;
 begin
   if redrive."group" is not null then
@@ -46,18 +47,21 @@ begin
     order by g.id for share
   loop
     with d as (
-      delete from postbus.dead_letter x where x.group_id = v_g.id and (redrive.ids is null or x.id = any (redrive.ids)) returning x.*)
-    insert into postbus.redelivery (slot_id, id, due, attempt, reason, at, type, key, payload, blob, headers)
-    select v_g.slots[case when v_g.ordering = 'stream' then 1 else postbus._lane(d.key, d.event_id, v_g.lanes) + 1 end],
-      d.event_id, postbus.now_(), 0, 'redriven', d.at, d.type, d.key, d.payload, d.blob, d.headers
-    from d
-    on conflict (slot_id, id) do nothing;
-    get diagnostics v_n = row_count;
+      delete from postbus.dead_letter x where x.group_id = v_g.id and (redrive.ids is null or x.id = any (redrive.ids)) returning x.*),
+    i as (
+      insert into postbus.redelivery (slot_id, id, due, attempt, reason, at, type, key, payload, blob, headers)
+      select v_g.slots[case when v_g.ordering = 'stream' then 1 else postbus._lane(d.key, d.event_id, v_g.lanes) + 1 end],
+        d.event_id, postbus.now_(), 0, 'redriven', d.at, d.type, d.key, d.payload, d.blob, d.headers
+      from d
+      -- After a seek the same event may wait already.
+      on conflict (slot_id, id) do nothing)
+    select count(*) into v_n from d;
     v_total := v_total + v_n;
   end loop;
-  if redrive.ids is not null and v_total <> cardinality(redrive.ids) then
+  v_named := (select count(distinct x) from unnest(redrive.ids) x);
+  if redrive.ids is not null and v_total <> v_named then
     raise exception using errcode = 'PB001',
-      message = format('stream %L has only %s of the %s dead letters named', redrive.name, v_total, cardinality(redrive.ids)),
+      message = format('stream %L has only %s of the %s dead letters named', redrive.name, v_total, v_named),
       hint = format('List them: select * from postbus.dead_letters(%L). Nothing was changed.', redrive.name);
   end if;
   return v_total;

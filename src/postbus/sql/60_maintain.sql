@@ -152,18 +152,19 @@ as $$
 declare
   v_n int := 0;
 begin
+  perform from postbus.stream s where s.id = p_s.id for no key update skip locked;
+  if not found then
+    return 0;
+  end if;
   if exists (select from postbus.segment g where g.stream_id = p_s.id and g.attached is null) then
     update postbus.segment g set attached = l.xid from (select postbus._later_xid() as xid) l
     where g.stream_id = p_s.id and g.attached is null;
     v_n := 1;
   end if;
   if p_s.young = postbus._never() or p_s.young < pg_snapshot_xmin(pg_current_snapshot()) then
-    perform from postbus.stream s where s.id = p_s.id for no key update skip locked;
-    if found then
-      update postbus.stream s set young = case when s.young = postbus._never() then postbus._later_xid() end where s.id = p_s.id;
-      perform postbus._stamp(p_s.id);
-      v_n := v_n + 1;
-    end if;
+    update postbus.stream s set young = case when s.young = postbus._never() then postbus._later_xid() end where s.id = p_s.id;
+    perform postbus._stamp(p_s.id);
+    v_n := v_n + 1;
   end if;
   return v_n;
 end
