@@ -63,12 +63,12 @@ as $$
   from unnest(p_leaves) l
 $$;
 
-create or replace function postbus._envelope()
+create or replace function postbus._message_sql()
 returns text
 language sql
 immutable
 as $$
-  select 'e.id, e.type, e.key, e.payload, e.blob, e.headers, e.at, 1, p_batch || '':'' || e.id, p_batch'
+  select 'row(e.id, e.type, e.key, e.payload, e.blob, e.headers, e.at, 1, p_batch || '':'' || e.id, p_batch)::postbus.message as message, e.id'
 $$;
 
 -- The page of a window: events that became visible in (base, upper], by id, at most p_max.
@@ -107,7 +107,7 @@ end
 $$;
 
 -- (Re)creates the readers of one stream for its present ring.
---   _page: the messages of a page; _ids: their ids only; _due: is a tick due?
+--   _page: the messages of a page, in an array: the caller needs the last one; _ids: their ids only; _due: is a tick due?
 create or replace function postbus._make_readers(p_stream int)
 returns void
 language plpgsql
@@ -137,20 +137,19 @@ begin
 
   execute format($f$
 create or replace function postbus._page_%1$s_%2$s(%3$s, p_batch text)
-returns setof postbus.message language plpgsql as $b$
+returns postbus.message[] language plpgsql as $b$
 declare%4$s
 begin%5$s
   if p_all then
-    return query %6$s;
+    return array(select x.message from (%6$s) x);
   elsif v_late is null then
-    return query %7$s;
-  else
-    return query %8$s;
+    return array(select x.message from (%7$s) x);
   end if;
+  return array(select x.message from (%8$s) x);
 end $b$ $f$, p_stream, v_ring, v_arguments, v_declare, v_begin,
-    postbus._page_sql(p_stream, v_leaves, postbus._envelope(), true, true),
-    postbus._page_sql(p_stream, v_leaves, postbus._envelope(), false, false),
-    postbus._page_sql(p_stream, v_leaves, postbus._envelope(), true, false));
+    postbus._page_sql(p_stream, v_leaves, postbus._message_sql(), true, true),
+    postbus._page_sql(p_stream, v_leaves, postbus._message_sql(), false, false),
+    postbus._page_sql(p_stream, v_leaves, postbus._message_sql(), true, false));
 
   execute format($f$
 create or replace function postbus._ids_%1$s_%2$s(%3$s)

@@ -34,7 +34,12 @@ declare
   v_p postbus.progress;
   v_b postbus.tick;                   -- the window is (b, u]
   v_u postbus.tick;
-  v_s postbus.stream;
+  v_ring int;                         -- of the stream, as it is once the window is known
+  v_max_lanes smallint;
+  v_change int;
+  v_floor bigint;
+  v_paused boolean;
+  v_ttl interval;
   v_now timestamptz := postbus.now_();
   v_until timestamptz;
   v_scheduled boolean := random() < 0.05;
@@ -44,6 +49,8 @@ declare
   v_lane smallint;
   v_slots int;
   v_first int := 0;
+  v_turn int;
+  v_last int;
   v_locked boolean;
   v_reclaimed boolean;
   v_looked_for_tick boolean := false;
@@ -82,7 +89,10 @@ begin
     v_first := floor(random() * v_slots);
   end if;
 
-  for v_turn in v_first .. v_first + v_slots - 1 loop
+  v_turn := v_first - 1;
+  v_last := v_first + v_slots - 1;
+  while v_turn < v_last loop
+    v_turn := v_turn + 1;
     v_slot := v_g.slots[v_turn % v_slots + 1];
     v_locked := false;
     v_reclaimed := false;
@@ -102,8 +112,7 @@ begin
       end if;
       select r.due into v_due from postbus.redelivery r where r.slot_id = v_slot and r.token is null order by r.due limit 1;
       if (v_lease_until <= v_now and not v_reclaimed) or v_due <= v_now then
-        select s.* into v_s from postbus.stream s where s.id = v_g.stream_id;
-        if v_s.paused or v_g.paused then
+        if v_g.paused or (select s.paused from postbus.stream s where s.id = v_g.stream_id) then
           return;
         end if;
         if not v_locked then
@@ -132,21 +141,22 @@ begin
         select t.* into v_b from postbus.tick t where t.stream_id = v_g.stream_id and t.id = v_p.base;
       end if;
       -- The stream after the tick up to which we read: whoever sees an event in it sees its ring and its lane changes.
-      select s.* into v_s from postbus.stream s where s.id = v_g.stream_id and s.xmin = s.stamp;
+      select s.ring, s.max_lanes, s.change_id, s.floor_tick, s.paused, s.event_ttl into v_ring, v_max_lanes, v_change, v_floor, v_paused, v_ttl
+      from postbus.stream s where s.id = v_g.stream_id and s.xmin = s.stamp;
       if not found then
-        v_s := postbus._stream(consume.stream);
+        perform postbus._stream(consume.stream);
         continue;
       end if;
-      if v_s.paused or v_g.paused then
+      if v_paused or v_g.paused then
         return;
       end if;
-      if v_b.id is null or v_p.base < v_s.floor_tick or (v_u.id is null and v_p.upper is not null) then
-        perform postbus._position_lost(v_s.name, v_g.name, v_p.base);
+      if v_b.id is null or v_p.base < v_floor or (v_u.id is null and v_p.upper is not null) then
+        perform postbus._position_lost(v_g.stream_name, v_g.name, v_p.base);
       end if;
-      if v_s.change_id <> v_g.change_id and v_g.ordering <> 'stream' then
+      if v_change <> v_g.change_id and v_g.ordering <> 'stream' then
         if v_cap = 9223372036854775807 then
-          perform postbus._settle_lanes(v_s.id);
-          v_cap := postbus._changeover(v_s.id, v_g.id);
+          perform postbus._settle_lanes(v_g.stream_id);
+          v_cap := postbus._changeover(v_g.stream_id, v_g.id);
           continue;
         end if;
         if v_b.id >= v_cap then
@@ -162,8 +172,10 @@ begin
       if v_u.id is null or v_b.id >= v_u.id then
         exit when v_looked_for_tick;
         v_looked_for_tick := true;
-        exit when not postbus._due(v_s.ring, v_b);
-        exit when postbus._tick(v_s.id, v_s.id_seq, v_s.era) is null;
+        exit when not postbus._due(v_ring, v_b);
+        exit when (select postbus._tick(s.id, s.id_seq, s.era) from postbus.stream s where s.id = v_g.stream_id) is null;
+        -- Slots that we had looked at before may have something now: go round once more.
+        v_last := v_turn + v_slots - 1;
         continue;
       end if;
 
@@ -172,7 +184,7 @@ begin
       v_lanes := null;
       v_lane := v_turn % v_slots;
       if v_g.ordering = 'stream' then
-        v_all := v_s.max_lanes > 1;
+        v_all := v_max_lanes > 1;
         v_lane := case when not v_all then 0 end;
       elsif v_g.mixed_xid is not null and v_b.era <= v_g.mixed_era and pg_snapshot_xmin(v_b.snapshot) <= v_g.mixed_xid then
         v_all := true;
@@ -182,7 +194,7 @@ begin
         v_u := postbus._inside_era(v_b);
       elsif not v_locked and v_p.upper is null and v_cap = 9223372036854775807
           and (v_slots > 1 or consume.min_count is not null or consume.min_interval is not null) then
-        exit when not postbus._worth(v_s, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now);
+        exit when not postbus._worth(v_ring, v_max_lanes, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now);
       end if;
 
       if not v_locked then
@@ -195,26 +207,25 @@ begin
       v_token := nextval('postbus.lease_token');
       v_ids := null;
       v_expired := 0;
-      execute format('select array(select m from postbus._page_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9,$10) m)', v_s.id, v_s.ring)
-      into v_rows
-      using v_b, v_u, v_p.last_id, v_u.hi, v_all, v_lane, v_lanes, v_s.max_lanes - 1::smallint, consume.max, 's' || v_token;
+      execute format('select postbus._page_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', v_g.stream_id, v_ring) into v_rows
+      using v_b, v_u, v_p.last_id, v_u.hi, v_all, v_lane, v_lanes, v_max_lanes - 1::smallint, consume.max, 's' || v_token;
       -- A full page ends at its last id; anything less has finished the window.
       v_to := v_rows[consume.max].id;
-      if v_s.event_ttl is not null or v_due is not null and v_g.ordering = 'key' then
+      if v_ttl is not null or v_due is not null and v_g.ordering = 'key' then
         select x.kept, x.ids, x.expired into v_rows, v_ids, v_expired
-        from postbus._sift(v_rows, v_slot, v_g.ordering, v_now - v_s.event_ttl) x;
+        from postbus._sift(v_rows, v_slot, v_g.ordering, v_now - v_ttl) x;
       end if;
       -- TRUNCATE is not MVCC: what we read counts only if the floor has not passed us meanwhile.
       insert into postbus.progress (slot_id, n, base, upper, last_id, token, next_expiry, change_id, expired, at)
       select v_slot, v_p.n + 1, case when v_to is null then v_u.id else v_p.base end, case when v_to is not null then v_u.id end, coalesce(v_to, 0),
         case when v_g.ordering = 'none' then v_p.token else v_token end, least(v_p.next_expiry, v_until), v_p.change_id, v_expired, v_now
-      from postbus.stream s where s.id = v_s.id and s.floor_tick <= v_p.base;
+      from postbus.stream s where s.id = v_g.stream_id and s.floor_tick <= v_p.base;
       if not found then
-        perform postbus._position_lost(v_s.name, v_g.name, v_p.base);
+        perform postbus._position_lost(v_g.stream_name, v_g.name, v_p.base);
       end if;
       if cardinality(v_rows) > 0 then
         insert into postbus.lease (token, slot_id, group_id, stream_id, base, upper, after_id, to_id, lane, lanes, ids, count, expires_at, worker, at)
-        values (v_token, v_slot, v_g.id, v_s.id, v_p.base, v_u.id, v_p.last_id, coalesce(v_to, v_u.hi), v_lane, v_lanes, v_ids, cardinality(v_rows),
+        values (v_token, v_slot, v_g.id, v_g.stream_id, v_p.base, v_u.id, v_p.last_id, coalesce(v_to, v_u.hi), v_lane, v_lanes, v_ids, cardinality(v_rows),
           v_until, consume.worker, v_now);
         return query select * from unnest(v_rows);
         return;
@@ -297,7 +308,8 @@ $$;
 
 -- Is the window worth taking? Read-only: at least min_count events, or min_interval since the last batch; at least one.
 create or replace function postbus._worth(
-  p_s postbus.stream,
+  p_ring int,
+  p_max_lanes smallint,
   p_p postbus.progress,
   p_b postbus.tick,
   p_u postbus.tick,
@@ -318,13 +330,14 @@ begin
   if p_min_interval is not null and p_min_count is null and not v_waited then
     return false;
   end if;
-  return postbus._count(p_s, p_b, p_u, p_p.last_id, p_all, p_lane, p_lanes, v_need) >= v_need;
+  return postbus._count(p_ring, p_max_lanes, p_b, p_u, p_p.last_id, p_all, p_lane, p_lanes, v_need) >= v_need;
 end
 $$;
 
 -- How many events a window has, up to p_max (null: all of them).
 create or replace function postbus._count(
-  p_s postbus.stream,
+  p_ring int,
+  p_max_lanes smallint,
   p_b postbus.tick,
   p_u postbus.tick,
   p_last bigint,
@@ -339,8 +352,8 @@ as $$
 declare
   v_n bigint;
 begin
-  execute format('select count(*) from postbus._ids_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_s.id, p_s.ring) into v_n
-  using p_b, p_u, p_last, p_u.hi, p_all, p_lane, p_lanes, p_s.max_lanes - 1::smallint, p_max;
+  execute format('select count(*) from postbus._ids_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_b.stream_id, p_ring) into v_n
+  using p_b, p_u, p_last, p_u.hi, p_all, p_lane, p_lanes, p_max_lanes - 1::smallint, p_max;
   return v_n;
 end
 $$;

@@ -66,7 +66,7 @@ begin
       hint = 'The group fell behind max_retain; seek to earliest.';
   end if;
   return query execute format('select f.id, 1, f.created_at, f.type, f.key, f.payload, f.blob, f.headers
-    from postbus._page_%s_%s($1, $2, $3, $4, $5, $6, $7, $8, null, null) f where $9 is null or f.id = any ($9)', p_l.stream_id, v_s.ring)
+    from unnest(postbus._page_%s_%s($1, $2, $3, $4, $5, $6, $7, $8, null, null)) f where $9 is null or f.id = any ($9)', p_l.stream_id, v_s.ring)
   using v_b, v_u, p_l.after_id, p_l.to_id, p_l.lane is null or p_l.lanes is not null, p_l.lane, p_l.lanes, v_s.max_lanes - 1::smallint, p_l.ids;
 end
 $$;

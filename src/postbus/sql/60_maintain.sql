@@ -197,7 +197,7 @@ begin
   end if;
   -- The ring after the ticks, as in consume.
   select s.* into strict p_s from postbus.stream s where s.id = p_s.id;
-  v_n := postbus._count(p_s, v_a, v_b, 0, true, null, null, null);
+  v_n := postbus._count(p_s.ring, p_s.max_lanes, v_a, v_b, 0, true, null, null, null);
   -- What was truncated while it was counted would be missing.
   if (select s.floor_tick from postbus.stream s where s.id = p_s.id) > v_a.id then
     return 0;
@@ -238,7 +238,7 @@ begin
       select s.* into v_s from postbus.stream s where s.id = p_s.id;
       exit when not found or v_s.change_id <> v_g.change_id;
       v_all := v_g.mixed_xid is not null and v_b.era <= v_g.mixed_era and pg_snapshot_xmin(v_b.snapshot) <= v_g.mixed_xid;
-      v_count := postbus._count(v_s, v_b, v_u, 0, v_all, v_lane::smallint, case when v_all then v_g.lanes end, 1);
+      v_count := postbus._count(v_s.ring, v_s.max_lanes, v_b, v_u, 0, v_all, v_lane::smallint, case when v_all then v_g.lanes end, 1);
       continue when v_count > 0 or (select s.floor_tick from postbus.stream s where s.id = p_s.id) > v_b.id;
       continue when not pg_try_advisory_xact_lock(1886351993, v_p.slot_id);
       if v_p.n = (select p.n from postbus.progress p where p.slot_id = v_p.slot_id order by p.n desc limit 1) then

@@ -70,7 +70,7 @@ begin
       v_all := p_g.ordering = 'stream' or p_g.mixed_xid is not null and v_b.era <= p_g.mixed_era
         and pg_snapshot_xmin(v_b.snapshot) <= p_g.mixed_xid;
       v_lane := case when p_g.ordering <> 'stream' then v_slot end;
-      v_n := postbus._count(v_s, v_b, v_u, v_p.last_id, v_all, v_lane, case when v_all and v_lane is not null then p_g.lanes end, 1001);
+      v_n := postbus._count(v_s.ring, v_s.max_lanes, v_b, v_u, v_p.last_id, v_all, v_lane, case when v_all and v_lane is not null then p_g.lanes end, 1001);
     else
       v_n := 1001;
     end if;

@@ -1,0 +1,127 @@
+"""Every example of the documentation runs, each page on a fresh database and in the order of the page.
+
+- ``sql``: one statement after the other on one connection, in autocommit mode. ``--> 1 | text`` after a
+  statement is a row that it returns, ``...`` in it stands for anything; ``error=PB004`` in the fence is how
+  the last statement of the block fails.
+- ``console``: the lines that begin with ``$ postbus``; what stands below them is what they print.
+- ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment.
+- ``text``: cannot run here, or is no example.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from postbus.cli import app
+from tests.conftest import Database
+from tests.docs.pages import ROOT, Block, blocks, pages, statements
+
+RUN = {"sql", "console", "python"}
+# Its commands take minutes and start servers of their own.
+NOT_RUN = ROOT / "docs" / "benchmarks.md"
+PAGES = [page for page in pages() if page != NOT_RUN and any(b.language in RUN for b in blocks(page))]
+
+
+class Player:
+    """Plays the blocks of one page on one database."""
+
+    def __init__(self, db: Database) -> None:
+        self.dsn = db.dsn
+        self.conn = db.connect()
+        self.names: dict[str, Any] = {"__name__": "__example__"}
+
+    def play(self, block: Block) -> None:
+        match block.language:
+            case "sql":
+                self.sql(block)
+            case "console":
+                self.console(block)
+            case "python":
+                code = compile("\n" * block.line + block.text, str(block.page), "exec")
+                exec(code, self.names)
+
+    def sql(self, block: Block) -> None:
+        state = block.option("error")
+        todo = list(statements(block))
+        for statement in todo:
+            where = f"{block.page.relative_to(ROOT)}:{statement.line}"
+            try:
+                cursor = self.conn.execute(statement.text.encode())
+            except psycopg.Error as exc:
+                if statement is todo[-1] and exc.sqlstate == state:
+                    return
+                pytest.fail(f"{where}: {exc.sqlstate} {exc}", pytrace=False)
+            if statement.rows:
+                expect(where, list(statement.rows), rows(cursor))
+        if state is not None:
+            pytest.fail(f"{block.where}: the last statement should fail with {state}", pytrace=False)
+
+    def console(self, block: Block) -> None:
+        for line, command, printed in commands(block):
+            where = f"{block.page.relative_to(ROOT)}:{line}"
+            program, *args = shlex.split(command, comments=True)
+            assert program == "postbus", f"{where}: only postbus runs here, mark the block as text"
+            result = CliRunner().invoke(app, args, env={"POSTBUS_DSN": self.dsn})
+            assert result.exit_code == 0, f"{where}: exit code {result.exit_code}\n{result.output}"
+            if printed:
+                expect(where, printed, [" ".join(text.split()) for text in result.stdout.splitlines()])
+
+
+def commands(block: Block) -> list[tuple[int, str, list[str]]]:
+    """The commands of a console block with their line and what they are said to print."""
+    found: list[tuple[int, str, list[str]]] = []
+    for number, line in enumerate(block.text.splitlines(), block.line + 1):
+        if line.startswith("$ "):
+            found.append((number, line[2:], []))
+        elif found and found[-1][1].endswith("\\"):
+            start, command, printed = found[-1]
+            found[-1] = (start, f"{command[:-1]} {line}", printed)
+        elif found:
+            found[-1][2].append(" ".join(line.split()))
+        else:
+            raise ValueError(f"{block.where}: a console block begins with $")
+    return found
+
+
+def rows(cursor: psycopg.Cursor[Any]) -> list[str]:
+    """The rows as the server writes them, columns between bars."""
+    result = cursor.pgresult
+    assert result is not None
+    return [
+        " | ".join((result.get_value(r, c) or b"").decode() for c in range(result.nfields)).strip()
+        for r in range(result.ntuples)
+    ]
+
+
+def expect(where: str, expected: list[str], actual: list[str]) -> None:
+    """Compare line by line; ``...`` stands for anything."""
+    same = len(expected) == len(actual) and all(
+        re.fullmatch(".*".join(map(re.escape, e.split("..."))), a)
+        for e, a in zip(expected, actual, strict=True)
+    )
+    if not same:
+        lines = [f"{where}: the page says", *expected, "but the example gives", *actual]
+        pytest.fail("\n  ".join(lines), pytrace=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples(page: Path, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTBUS_DSN", db.dsn)
+    player = Player(db)
+    for block in blocks(page):
+        player.play(block)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_says_what_it_is(page: Path) -> None:
+    if page == NOT_RUN:
+        pytest.skip("its commands take minutes")
+    for block in blocks(page):
+        assert block.language in {*RUN, "text"}, f"{block.where}: a block in {block.language!r}"
