@@ -92,14 +92,17 @@ begin
     return null;
   end if;
   begin
-    v := case when jsonb_typeof(p_options -> p_key) = 'number'
-      then make_interval(secs => (p_options ->> p_key)::float8)
-      else (p_options ->> p_key)::interval end;
+    v := case jsonb_typeof(p_options -> p_key)
+      when 'number' then make_interval(secs => (p_options ->> p_key)::float8)
+      when 'string' then (p_options ->> p_key)::interval end;
   exception when data_exception then
+    v := null;
+  end;
+  if v is null then
     raise exception using errcode = 'PB003',
       message = format('option %L is not an interval: %s', p_key, p_options ->> p_key),
       hint = 'Give a number of seconds, or a text such as "15 minutes" or "7 days".';
-  end;
+  end if;
   if v < interval '0' then
     raise exception using errcode = 'PB003', message = format('option %L must not be negative', p_key);
   end if;

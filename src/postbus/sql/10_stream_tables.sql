@@ -62,6 +62,13 @@ create table if not exists postbus.segment (
 );
 create index if not exists segment_stream on postbus.segment (stream_id, place);
 
+-- How far maintain() has deleted ticks: under an old snapshot what it deleted stays in the index, and need not be
+-- walked again.
+create table if not exists postbus.upkeep (
+  stream_id int primary key,
+  pruned_tick bigint not null
+);
+
 -- What drop_stream leaves for maintain(): dropping a sequence waits for every open producer.
 create table if not exists postbus.trash (
   name text primary key
@@ -82,7 +89,8 @@ create table if not exists postbus.tick (
   primary key (stream_id, id)
 );
 
-create index if not exists tick_at on postbus.tick (stream_id, at);
+-- Partial, so that no lookup by id can choose it: without statistics it would look as good as the primary key.
+create index if not exists tick_counted on postbus.tick (stream_id, at) where total is not null;
 
 -- Only for _later_xid: rows are inserted and rolled back, never read.
 create table if not exists postbus.xid_probe (x boolean);
@@ -126,7 +134,8 @@ create table if not exists postbus.slot (
   id int primary key,
   group_id int not null,
   stream_id int not null,
-  lane smallint                       -- null: every lane
+  lane smallint,                      -- null: every lane
+  pruned bigint not null default 0    -- maintain() has deleted the progress below this n
 );
 create index if not exists slot_group on postbus.slot (group_id);
 

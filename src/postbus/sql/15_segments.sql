@@ -84,7 +84,11 @@ immutable
 as $$
 declare
   v_of_lane text := ' and (p_lane is null or postbus._lane(e.key, e.lane, p_lanes) = p_lane)';
-  v_is_fresh text := 'e.id > v_fresh and e.id <= v_hi and e.txid >= v_xmax and pg_visible_in_snapshot(e.txid, p_upper.snapshot)';
+  -- Where late events fill the page, fresh ones beyond the last of them are not wanted: without that bound, the fresh
+  -- arm would walk over the rows of a large late transaction at every page.
+  v_is_fresh text := 'e.id > v_fresh and e.id <= ' || case when not p_late then 'v_hi' else
+    '(select case when count(*) = p_max then max(late.id) else v_hi end from late)' end
+    || ' and e.txid >= v_xmax and pg_visible_in_snapshot(e.txid, p_upper.snapshot)';
   v_fresh text;
 begin
   if p_all then
@@ -97,12 +101,15 @@ begin
   if not p_late then
     return v_fresh;
   end if;
-  return format('with fresh as materialized (%s),
-    late as materialized (select f.* from unnest(v_late) t(xid) cross join lateral (select %s from %s) f order by f.id limit p_max)
+  -- lane + 0: without statistics (lane, id) looks as good as (txid, id), and walks everything the lane has.
+  return format('with late as materialized (
+      select f.* from unnest(v_late) t(xid) cross join lateral (select %s from %s) f order by f.id limit p_max),
+    fresh as materialized (%s)
     select * from fresh union all select * from late order by id limit p_max',
-    v_fresh, p_columns,
+    p_columns,
     postbus._leaves_sql(p_stream, p_leaves, 'e.txid = t.xid and e.id > v_after and e.id <= v_hi'
-      || case when p_all then v_of_lane else ' and e.lane = p_lane' end, 'order by e.txid, e.id limit p_max'));
+      || case when p_all then v_of_lane else ' and e.lane + 0 = p_lane' end, 'order by e.txid, e.id limit p_max'),
+    v_fresh);
 end
 $$;
 
@@ -166,9 +173,9 @@ end $b$ $f$, p_stream, v_ring, v_arguments, v_declare, v_begin,
 
   -- Is there a committed event, not my own, that this tick does not cover? Transactions in progress are jumped over:
   -- a large open one would otherwise be walked entry by entry at every poll.
-  select string_agg(format('exists (select from postbus.log_%s e where e.txid > v_low and e.txid < v_high and e.id > p_tick.start and e.stream_id = %s)',
+  select string_agg(format('exists (select from postbus.log_%s e where e.txid > v_low and e.txid < v_high and e.id + 0 > p_tick.start and e.stream_id = %s)',
       l, p_stream), ' or '),
-    string_agg(format('exists (select from unnest(v_done) t(xid), lateral (select from postbus.log_%s e where e.txid = t.xid and e.id > p_tick.start and e.stream_id = %s limit 1) x)',
+    string_agg(format('exists (select from unnest(v_done) t(xid), lateral (select from postbus.log_%s e where e.txid = t.xid and e.id + 0 > p_tick.start and e.stream_id = %s limit 1) x)',
       l, p_stream), ' or ')
   into v_any_leaf, v_late_leaf from unnest(v_leaves) l;
   execute format($f$

@@ -92,7 +92,8 @@ $$;
 
 -- Cuts a tick, due or not. Null when another session is just cutting one.
 -- lo is read before own is assigned, and publish takes its xid before its id: so an event whose xid is larger than own
--- has an id larger than lo. floor(b) is lo of the newest tick whose own is below xmax(b).
+-- has an id larger than lo. floor(b) is lo of the newest tick whose own is below xmax(b). Where the cutter has an xid
+-- already, or much has come since the last tick, own is a later xid that has finished: then this tick's own lo will do.
 create or replace function postbus._tick(p_stream int, p_seq regclass, p_era int)
 returns bigint
 language plpgsql
@@ -106,7 +107,8 @@ declare
   v_start bigint;
   v record;
 begin
-  if pg_current_xact_id_if_assigned() is not null then
+  if pg_current_xact_id_if_assigned() is not null
+      or v_lo > 1000 + (select t.lo from postbus.tick t where t.stream_id = p_stream order by t.id desc limit 1) then
     v_own := postbus._later_xid();
   end if;
   v := postbus._cut(p_stream, p_seq);
@@ -116,6 +118,9 @@ begin
   select t.lo, t.start into strict v_floor, v_start from postbus.tick t
   where t.stream_id = p_stream and t.era = p_era and t.own < pg_snapshot_xmax(v.snapshot)
   order by t.id desc limit 1;
+  if v_own < pg_snapshot_xmax(v.snapshot) then
+    v_floor := v_lo;
+  end if;
   insert into postbus.tick (stream_id, id, at, era, snapshot, lo, own, floor, hi, start)
   values (p_stream, v.id, postbus.now_(), p_era, v.snapshot, v_lo, coalesce(v_own, pg_current_xact_id()), v_floor, v.hi, v_start);
   return v.id;

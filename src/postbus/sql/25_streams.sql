@@ -227,6 +227,9 @@ declare
   v_s postbus.stream;
   v_change postbus.lane_change;
 begin
+  if not exists (select from postbus.lane_change c where c.stream_id = p_stream and c.xid is null) then
+    return false;
+  end if;
   select s.* into v_s from postbus.stream s where s.id = p_stream for no key update skip locked;
   if not found then
     return false;
@@ -343,6 +346,7 @@ begin
   perform postbus._release_captures(v_s.id);
   delete from postbus.stream s where s.id = v_s.id;
   delete from postbus.tick t where t.stream_id = v_s.id;
+  delete from postbus.upkeep u where u.stream_id = v_s.id;
   delete from postbus.lane_change c where c.stream_id = v_s.id;
   delete from postbus.scheduled d where d.stream_id = v_s.id;
   delete from postbus.dedupe d where d.stream_id = v_s.id;

@@ -165,18 +165,10 @@ begin
           if postbus._pass_lane_change(v_g.id) then
             return query select * from postbus.consume(consume.stream, consume."group", consume.max, consume.lease, consume.worker,
               consume.min_count, consume.min_interval, consume.min_lag);
+            return;
           end if;
-          return;
+          exit;
         end if;
-      end if;
-      if v_u.id is null or v_b.id >= v_u.id then
-        exit when v_looked_for_tick;
-        v_looked_for_tick := true;
-        exit when not postbus._due(v_ring, v_b);
-        exit when (select postbus._tick(s.id, s.id_seq, s.era) from postbus.stream s where s.id = v_g.stream_id) is null;
-        -- Slots that we had looked at before may have something now: go round once more.
-        v_last := v_turn + v_slots - 1;
-        continue;
       end if;
 
       -- How to read it: by the stored lane, by a computed one, or every lane.
@@ -190,11 +182,20 @@ begin
         v_all := true;
         v_lanes := v_g.lanes;
       end if;
-      if v_b.era <> v_u.era then
+      if v_b.id < v_u.id and v_b.era <> v_u.era then
         v_u := postbus._inside_era(v_b);
-      elsif not v_locked and v_p.upper is null and v_cap = 9223372036854775807
-          and (v_slots > 1 or consume.min_count is not null or consume.min_interval is not null) then
-        exit when not postbus._worth(v_ring, v_max_lanes, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now);
+      elsif v_u.id is null or v_b.id >= v_u.id
+          or v_p.upper is null and v_cap = 9223372036854775807
+            and (v_slots > 1 or consume.min_count is not null or consume.min_interval is not null)
+            and not postbus._worth(v_ring, v_max_lanes, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now) then
+        -- Nothing here up to the newest tick: is another one due?
+        exit when v_looked_for_tick or v_cap < 9223372036854775807;
+        v_looked_for_tick := true;
+        exit when not postbus._due(v_ring, v_u);
+        exit when (select postbus._tick(s.id, s.id_seq, s.era) from postbus.stream s where s.id = v_g.stream_id) is null;
+        -- Slots that we had looked at before may have something now: go round once more.
+        v_last := v_turn + v_slots - 1;
+        continue;
       end if;
 
       if not v_locked then

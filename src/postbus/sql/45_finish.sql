@@ -1,6 +1,7 @@
 -- Finishing: ack, nack, extend, dead_letter. A receipt is s<token>:<id> for one message or s<token> for its batch. The
 -- lease row itself is the fence: it is deleted or updated, so a late call finds nothing, and one from a stale snapshot
--- gets a serialization error.
+-- gets a serialization error. Plans are pinned to indexes: a table that was tiny when they were made may be full of dead
+-- rows that an old snapshot holds.
 
 -- Receipts as (token, ids): ids null means the whole batch. Anything that is not a receipt is refused.
 create or replace function postbus._receipts(p_receipts text[])
@@ -76,6 +77,8 @@ create or replace function postbus._hold(p_token bigint, p_ids bigint[], out lea
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_open bigint[];
@@ -99,6 +102,8 @@ returns void
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 begin
   if cardinality(p_rest) = 0 then
@@ -115,6 +120,8 @@ returns void
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_key text;
@@ -141,6 +148,8 @@ returns int
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v record;
@@ -177,6 +186,8 @@ returns int
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
   select coalesce(sum(postbus._ack(r.token, r.ids)), 0)::int from postbus._receipts(receipts) r
 $$;
@@ -186,6 +197,8 @@ returns int
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_n int;
@@ -235,6 +248,8 @@ returns bigint[]
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_g postbus."group";
@@ -295,6 +310,8 @@ returns int
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v record := postbus._hold(p_token, p_ids);
@@ -313,6 +330,8 @@ returns int
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
   select coalesce(sum(postbus._nack(r.token, r.ids, case when delay is not null then greatest(delay, interval '0') end,
     coalesce(reason, 'nack'), false)), 0)::int
@@ -332,6 +351,8 @@ returns int
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
   select coalesce(sum(postbus._nack(r.token, r.ids, null, coalesce(reason, 'given up'), true)), 0)::int
   from postbus._receipts(receipts) r
@@ -350,6 +371,8 @@ returns timestamptz
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_token bigint;
@@ -386,6 +409,8 @@ returns void
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_lease postbus.lease;
@@ -420,6 +445,8 @@ returns setof postbus.message
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_token bigint := nextval('postbus.lease_token');

@@ -17,13 +17,13 @@ declare
   v_t postbus.tick;
 begin
   select t.* into v_kept from postbus.tick t
-  where t.stream_id = p_s.id and t.at <= v_now - p_s.retain order by t.at desc limit 1;
+  where t.stream_id = p_s.id and t.total is not null and t.at <= v_now - p_s.retain order by t.at desc limit 1;
   if not found then
     return null;
   end if;
   if p_s.max_retain is not null then
     select t.id into v_abandoned from postbus.tick t
-    where t.stream_id = p_s.id and t.at <= v_now - p_s.max_retain order by t.at desc limit 1;
+    where t.stream_id = p_s.id and t.total is not null and t.at <= v_now - p_s.max_retain order by t.at desc limit 1;
   end if;
   select min(x.base) into v_least from (
     select p.base from postbus.slot l,
@@ -152,6 +152,9 @@ as $$
 declare
   v_n int := 0;
 begin
+  if p_s.young is null and not exists (select from postbus.segment g where g.stream_id = p_s.id and g.attached is null) then
+    return 0;
+  end if;
   perform from postbus.stream s where s.id = p_s.id for no key update skip locked;
   if not found then
     return 0;
@@ -261,27 +264,29 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  v_slot postbus.slot;
   v_n bigint;
-  v_sum bigint := 0;
+  v_expired bigint;
+  v_done bigint := 0;
   v_least bigint;
+  v_from bigint;
 begin
-  -- Whoever is just placing a group holds the stream row.
-  perform from postbus.stream s where s.id = p_s.id for no key update skip locked;
-  if not found then
-    return 0;
-  end if;
-  with keep as (
-    select l.id as slot_id, p.n from postbus.slot l,
-      lateral (select q.n from postbus.progress q where q.slot_id = l.id order by q.n desc limit 1) p
-    where l.stream_id = p_s.id),
-  gone as (
-    delete from postbus.progress p using keep k where p.slot_id = k.slot_id and p.n < k.n returning p.slot_id, p.expired),
-  sums as (
-    select l.group_id, sum(g.expired) as expired from gone g join postbus.slot l on l.id = g.slot_id group by 1 having sum(g.expired) > 0),
-  counted as (
-    update postbus."group" g set expired = g.expired + s.expired from sums s where g.id = s.group_id)
-  select count(*) into v_n from gone;
-  v_sum := v_n;
+  for v_slot in select l.* from postbus.slot l where l.stream_id = p_s.id order by l.id loop
+    select p.n into v_n from postbus.progress p where p.slot_id = v_slot.id order by p.n desc limit 1;
+    continue when v_n is null or v_n - v_slot.pruned < 2;
+    perform from postbus.slot l where l.id = v_slot.id for no key update skip locked;
+    continue when not found;
+    with gone as (
+      delete from postbus.progress p where p.slot_id = v_slot.id and p.n >= v_slot.pruned and p.n < v_n returning p.expired)
+    select count(*), sum(g.expired) into v_from, v_expired from gone g;
+    update postbus.slot l set pruned = v_n where l.id = v_slot.id;
+    if v_expired > 0 then
+      update postbus."group" g set expired = g.expired + v_expired where g.id = v_slot.group_id;
+    end if;
+    v_done := v_done + v_from;
+  end loop;
+
+  select u.pruned_tick into v_from from postbus.upkeep u where u.stream_id = p_s.id;
   select min(x.base) into v_least from (
     select p.base from postbus.slot l,
       lateral (select q.base from postbus.progress q where q.slot_id = l.id order by q.n desc limit 1) p
@@ -291,19 +296,33 @@ begin
       select t.id from postbus.tick t where t.stream_id = p_s.id and t.total is not null order by t.id desc limit 1) t
     union all select min(c.tick) from postbus.lane_change c join postbus."group" g on g.stream_id = c.stream_id and c.id > g.change_id
       where c.stream_id = p_s.id and g.ordering <> 'stream') x;
+  if v_least is null or v_least <= coalesce(v_from, 0) then
+    return v_done;
+  end if;
+  -- Whoever is just placing a group holds the stream row.
+  perform from postbus.stream s where s.id = p_s.id for no key update skip locked;
+  if not found then
+    return v_done;
+  end if;
   delete from postbus.tick t
-  where t.stream_id = p_s.id and t.id < v_least
-    and (t.id < p_s.floor_tick or (t.id > p_s.floor_tick and (t.total is null or exists (
-      -- About a thousand points to seek to are enough.
-      select from postbus.tick n where n.stream_id = t.stream_id and n.id > p_s.floor_tick and n.id < t.id and n.total is not null
-        and n.at > t.at - p_s.retain / 1000 and n.at <= t.at and t.at < postbus.now_() - interval '1 minute'))))
-    and not exists (select from postbus.slot l, lateral (
-      select q.base from postbus.progress q where q.slot_id = l.id order by q.n desc limit 1) p
-      where l.stream_id = p_s.id and p.base = t.id)
-    -- The last tick of an era closes it.
-    and exists (select from postbus.tick n where n.stream_id = t.stream_id and n.era = t.era and n.id > t.id);
+  where t.stream_id = p_s.id and t.id >= coalesce(v_from, 0) and t.id < v_least and t.id <> p_s.floor_tick and t.total is null
+    and (t.era = p_s.era or exists (select from postbus.tick n where n.stream_id = t.stream_id and n.era = t.era and n.id > t.id));
   get diagnostics v_n = row_count;
-  return v_sum + v_n;
+  v_done := v_done + v_n;
+  insert into postbus.upkeep as u (stream_id, pruned_tick) values (p_s.id, v_least)
+  on conflict (stream_id) do update set pruned_tick = excluded.pruned_tick;
+  -- Now and then: what the floor has passed, and all but about a thousand points to seek to.
+  if random() < 0.02 then
+    delete from postbus.tick t
+    where t.stream_id = p_s.id and t.id < v_least and t.total is not null and t.id <> p_s.floor_tick
+      and (t.id < p_s.floor_tick or exists (
+        select from postbus.tick n where n.stream_id = t.stream_id and n.total is not null and n.at > t.at - p_s.retain / 1000
+          and n.at <= t.at and n.id < t.id and n.id > p_s.floor_tick))
+      and (t.era = p_s.era or exists (select from postbus.tick n where n.stream_id = t.stream_id and n.era = t.era and n.id > t.id));
+    get diagnostics v_n = row_count;
+    v_done := v_done + v_n;
+  end if;
+  return v_done;
 end
 $$;
 

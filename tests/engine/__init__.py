@@ -1,0 +1,1 @@
+"""The contracts of the stream engine, one by one."""
