@@ -13,35 +13,44 @@ ARGS   ?=
 MAJORS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test check format fault bench docs lock test-grid clean
+.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot docs lock test-grid clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## see queues, streams and groups at work on a PostgreSQL of its own
+demo: $(STAMP) ## see streams, groups and change capture at work on a PostgreSQL of its own
 	@$(BIN)/postbus demo $(ARGS)
-
-run: $(STAMP) ## run the bus: embedded PostgreSQL (or POSTBUS_DSN), upkeep, HTTP and dashboard
-	@$(BIN)/postbus up $(ARGS)
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(STAMP) ## check format, lint, types and SQL
-	@$(BIN)/ruff format --check src tests tools
-	@$(BIN)/ruff check src tests tools
+	@$(BIN)/ruff format --check src tests tools bench
+	@$(BIN)/ruff check src tests tools bench
 	@$(BIN)/mypy
 	@$(BIN)/python tools/lint_sql.py
 
 format: $(STAMP) ## put the Python code into its format
-	@$(BIN)/ruff format src tests tools
-	@$(BIN)/ruff check --fix-only src tests tools
+	@$(BIN)/ruff format src tests tools bench
+	@$(BIN)/ruff check --fix-only src tests tools bench
 
 fault: $(STAMP) ## run the tests that kill servers and workers
 	@$(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
 
-bench: $(STAMP) ## measure throughput and latency
-	@$(BIN)/postbus bench $(ARGS)
+bench: $(STAMP) ## measure beside pgmq on the same server: everything, briefly (ARGS="--quick" for a minute)
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-publish: $(STAMP) ## ... publish and publish_batch
+	@$(BIN)/python -m bench.publish $(ARGS)
+
+bench-consume: $(STAMP) ## ... consume and ack
+	@$(BIN)/python -m bench.consume $(ARGS)
+
+bench-latency: $(STAMP) ## ... time from publish to consume
+	@$(BIN)/python -m bench.latency $(ARGS)
+
+bench-held-snapshot: $(STAMP) ## ... with an old snapshot held open for minutes
+	@$(BIN)/python -m bench.held_snapshot $(ARGS)
 
 docs: $(STAMP) ## check the documentation
 	@$(BIN)/python -m pytest tests/docs $(ARGS)

@@ -11,7 +11,17 @@
 --   * Errors are SQLSTATE class PB: 001 not found, 002 already exists, 003 bad argument, 004 lease lost,
 --     005 position lost, 006 queue full, 007 access denied, 008 wrong version. PB000 is private: it ends a block.
 
-create schema if not exists postbus;
+do $$
+begin
+  if to_regnamespace('postbus') is null then
+    create schema postbus;
+  elsif not (select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'postbus') then
+    -- Somebody else's schema could hold functions that would then run with our rights.
+    raise exception using errcode = 'PB007', message = format('schema postbus belongs to another role than %s', current_user),
+      hint = 'Install as its owner, or drop it first.';
+  end if;
+end
+$$;
 revoke all on schema postbus from public;
 
 create table if not exists postbus.meta (
@@ -103,8 +113,8 @@ begin
       message = format('option %L is not an interval: %s', p_key, p_options ->> p_key),
       hint = 'Give a number of seconds, or a text such as "15 minutes" or "7 days".';
   end if;
-  if v < interval '0' then
-    raise exception using errcode = 'PB003', message = format('option %L must not be negative', p_key);
+  if v < interval '0' or v > interval '1000 years' then
+    raise exception using errcode = 'PB003', message = format('option %L must be from 0 to 1000 years, not %s', p_key, p_options ->> p_key);
   end if;
   return v;
 end

@@ -148,7 +148,7 @@ create table if not exists postbus.progress (
   upper bigint,
   last_id bigint not null,
   token bigint not null,              -- no open lease of this slot is older; for stream and key: the last lease
-  next_expiry timestamptz not null,   -- no open lease expires earlier, unless its owner shortened it
+  next_expiry timestamptz not null,   -- no open lease expires earlier
   change_id int not null,             -- the lane change the group had passed when this was written
   expired int not null default 0,
   at timestamptz not null,

@@ -68,7 +68,7 @@ returns text
 language sql
 immutable
 as $$
-  select 'row(e.id, e.type, e.key, e.payload, e.blob, e.headers, e.at, 1, p_batch || '':'' || e.id, p_batch)::postbus.message as message, e.id'
+  select 'row(e.id, e.type, e.key, e.payload, e.blob, e.headers, e.at, 1, v_batch || '':'' || e.id, v_batch)::postbus.message as message, e.id'
 $$;
 
 -- The page of a window: events that became visible in (base, upper], by id, at most p_max.
@@ -76,7 +76,7 @@ $$;
 --   late: the transactions in xip(base) that have finished by upper, one bounded probe each.
 -- Each arm is a fenced subquery with its own limit: in one UNION the planner once read the whole log.
 -- p_all: the stored lane does not decide (every lane, or a lane computed from another lane count).
--- The text uses p_max, p_upper, p_lane, p_lanes, p_max_lane, v_hi, v_xmax, v_after, v_fresh, v_late.
+-- The text uses p_max, p_upper, p_lane, p_lanes, p_max_lanes, v_hi, v_xmax, v_after, v_fresh, v_late.
 create or replace function postbus._page_sql(p_stream int, p_leaves int[], p_columns text, p_late boolean, p_all boolean)
 returns text
 language plpgsql
@@ -92,7 +92,7 @@ declare
   v_fresh text;
 begin
   if p_all then
-    v_fresh := format('select f.* from generate_series(0, p_max_lane) g(l) cross join lateral (select %s from %s) f order by f.id limit p_max',
+    v_fresh := format('select f.* from generate_series(0, p_max_lanes - 1) g(l) cross join lateral (select %s from %s) f order by f.id limit p_max',
       p_columns, postbus._leaves_sql(p_stream, p_leaves, 'e.lane = g.l and ' || v_is_fresh || v_of_lane, 'order by e.id limit p_max'));
   else
     v_fresh := format('select %s from %s', p_columns,
@@ -127,7 +127,7 @@ declare
   v_any_leaf text;
   v_late_leaf text;
   v_arguments text := 'p_base postbus.tick, p_upper postbus.tick, p_last bigint, p_to bigint, p_all boolean, p_lane smallint,
-  p_lanes smallint, p_max_lane smallint, p_max int';
+  p_lanes smallint, p_max_lanes smallint, p_max int';
   v_declare text := '
   v_xmax xid8 := pg_snapshot_xmax(p_base.snapshot);
   v_after bigint := greatest(p_last, p_base.start);
@@ -143,9 +143,10 @@ begin
   select array_agg(g.leaf order by g.place) into strict v_leaves from postbus.segment g where g.stream_id = p_stream;
 
   execute format($f$
-create or replace function postbus._page_%1$s_%2$s(%3$s, p_batch text)
+create or replace function postbus._page_%1$s_%2$s(%3$s, p_token bigint)
 returns postbus.message[] language plpgsql as $b$
 declare%4$s
+  v_batch text := 's' || p_token;
 begin%5$s
   if p_all then
     return array(select x.message from (%6$s) x);

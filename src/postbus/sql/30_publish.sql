@@ -241,6 +241,9 @@ begin
       or array_position(p_types, null) is not null then
     raise exception using errcode = 'PB003', message = format('publish_batch to stream %L: a payload or type is null', p_stream);
   end if;
+  if p_payloads is null and p_blobs is null then
+    raise exception using errcode = 'PB003', message = format('publish_batch to stream %L needs an array of payloads', p_stream);
+  end if;
   if v_n = 0 then
     return '{}';
   end if;

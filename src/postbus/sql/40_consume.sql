@@ -1,7 +1,8 @@
 -- Consuming: look, then lock, then look again. An idle poll takes no lock, assigns no xid and writes nothing.
 --
--- The body is long and flat on purpose: statements on one table each are cheaper than joins, and what a look found is
--- used again under the lock when the slot has not moved in between (the same n).
+-- The body is long and flat on purpose, and measured: statements on one table each are cheaper than joins, and every
+-- PL/pgSQL expression is set up anew in each transaction, so variables that are not needed stay null. What a look found
+-- is used again under the lock when the slot has not moved in between (no larger n).
 
 -- Takes the next messages of a group on a lease: redeliveries that are due first, then the log. Every message carries
 -- the receipt that finishes it, and the batch that finishes all of them.
@@ -42,18 +43,16 @@ declare
   v_ttl interval;
   v_now timestamptz := postbus.now_();
   v_until timestamptz;
-  v_scheduled boolean := random() < 0.05;
-  v_lag_at timestamptz := 'infinity';
-  v_cap bigint := 9223372036854775807;
+  v_lag_at timestamptz;
+  v_cap bigint;                       -- do not read past this tick: a lane change
   v_slot int;
   v_lane smallint;
   v_slots int;
-  v_first int := 0;
-  v_turn int;
+  v_turn int := 0;
   v_last int;
   v_locked boolean;
   v_reclaimed boolean;
-  v_looked_for_tick boolean := false;
+  v_looked_for_tick boolean;
   v_lease_until timestamptz;
   v_due timestamptz;
   v_all boolean;
@@ -62,7 +61,7 @@ declare
   v_ids bigint[];
   v_to bigint;
   v_token bigint;
-  v_expired int := 0;
+  v_expired int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform postbus._need_read_committed('consume');
@@ -75,8 +74,8 @@ begin
   if consume.max is null or consume.max not between 1 and 100000 or v_until <= v_now then
     raise exception using errcode = 'PB003', message = format('consume from %L: max must be 1 to 100000 and lease longer than zero', consume.stream);
   end if;
-  -- Scheduled events: always when there is nothing else, now and then when there is.
-  if v_scheduled then
+  -- Scheduled events: always when there is nothing else (below), now and then when there is.
+  if random() < 0.05 then
     perform postbus._move_scheduled(consume.stream, v_g.stream_id, v_now, 1000);
   end if;
   if consume.min_lag is not null then
@@ -85,24 +84,20 @@ begin
     v_looked_for_tick := true;
   end if;
   v_slots := cardinality(v_g.slots);
+  v_last := v_slots;
   if v_slots > 1 then
-    v_first := floor(random() * v_slots);
+    v_turn := floor(random() * v_slots);
+    v_last := v_turn + v_slots;
   end if;
 
-  v_turn := v_first - 1;
-  v_last := v_first + v_slots - 1;
   while v_turn < v_last loop
-    v_turn := v_turn + 1;
     v_slot := v_g.slots[v_turn % v_slots + 1];
-    v_locked := false;
-    v_reclaimed := false;
     loop
       -- What a lease or a message that waits has to say.
       select p.* into v_p from postbus.progress p where p.slot_id = v_slot order by p.n desc limit 1;
       if v_p.change_id is distinct from v_g.change_id then
         return;                       -- the group was dropped, or its lanes have just changed: look again next time
       end if;
-      v_lease_until := null;
       if v_g.ordering = 'none' then
         v_lease_until := v_p.next_expiry;
       else
@@ -111,14 +106,14 @@ begin
         exit when v_lease_until > v_now or found and v_reclaimed;      -- busy
       end if;
       select r.due into v_due from postbus.redelivery r where r.slot_id = v_slot and r.token is null order by r.due limit 1;
-      if (v_lease_until <= v_now and not v_reclaimed) or v_due <= v_now then
+      if v_lease_until <= v_now and v_reclaimed is null or v_due <= v_now then
         if v_g.paused or (select s.paused from postbus.stream s where s.id = v_g.stream_id) then
           return;
         end if;
-        if not v_locked then
+        if v_locked is null then
           exit when not pg_try_advisory_xact_lock(1886351993, v_slot);
           v_locked := true;
-        elsif v_lease_until <= v_now and not v_reclaimed then
+        elsif v_lease_until <= v_now and v_reclaimed is null then
           perform postbus._reclaim(v_p, v_now);
           v_reclaimed := true;
         else
@@ -132,7 +127,8 @@ begin
       -- The window: from the slot's position to the newest tick, or to the end of the one it is in.
       if v_p.upper is null then
         select t.* into v_u from postbus.tick t
-        where t.stream_id = v_g.stream_id and t.id <= v_cap and t.at <= v_lag_at order by t.id desc limit 1;
+        where t.stream_id = v_g.stream_id and (v_cap is null or t.id <= v_cap) and (v_lag_at is null or t.at <= v_lag_at)
+        order by t.id desc limit 1;
       else
         select t.* into v_u from postbus.tick t where t.stream_id = v_g.stream_id and t.id = v_p.upper;
       end if;
@@ -154,7 +150,7 @@ begin
         perform postbus._position_lost(v_g.stream_name, v_g.name, v_p.base);
       end if;
       if v_change <> v_g.change_id and v_g.ordering <> 'stream' then
-        if v_cap = 9223372036854775807 then
+        if v_cap is null then
           perform postbus._settle_lanes(v_g.stream_id);
           v_cap := postbus._changeover(v_g.stream_id, v_g.id);
           continue;
@@ -172,33 +168,30 @@ begin
       end if;
 
       -- How to read it: by the stored lane, by a computed one, or every lane.
-      v_all := false;
-      v_lanes := null;
       v_lane := v_turn % v_slots;
-      if v_g.ordering = 'stream' then
-        v_all := v_max_lanes > 1;
-        v_lane := case when not v_all then 0 end;
-      elsif v_g.mixed_xid is not null and v_b.era <= v_g.mixed_era and pg_snapshot_xmin(v_b.snapshot) <= v_g.mixed_xid then
-        v_all := true;
-        v_lanes := v_g.lanes;
+      if v_g.ordering = 'stream' or v_g.mixed_xid is not null then
+        v_all := v_max_lanes > 1 and (v_g.ordering = 'stream'
+          or v_b.era <= v_g.mixed_era and pg_snapshot_xmin(v_b.snapshot) <= v_g.mixed_xid);
+        v_lanes := case when v_all and v_g.ordering <> 'stream' then v_g.lanes end;
+        v_lane := case when v_all and v_g.ordering = 'stream' then null else v_lane end;
       end if;
       if v_b.id < v_u.id and v_b.era <> v_u.era then
         v_u := postbus._inside_era(v_b);
       elsif v_u.id is null or v_b.id >= v_u.id
-          or v_p.upper is null and v_cap = 9223372036854775807
+          or v_p.upper is null and v_cap is null
             and (v_slots > 1 or consume.min_count is not null or consume.min_interval is not null)
             and not postbus._worth(v_ring, v_max_lanes, v_p, v_b, v_u, v_all, v_lane, v_lanes, consume.min_count, consume.min_interval, v_now) then
         -- Nothing here up to the newest tick: is another one due?
-        exit when v_looked_for_tick or v_cap < 9223372036854775807;
+        exit when v_looked_for_tick or v_cap is not null;
         v_looked_for_tick := true;
         exit when not postbus._due(v_ring, v_u);
         exit when (select postbus._tick(s.id, s.id_seq, s.era) from postbus.stream s where s.id = v_g.stream_id) is null;
         -- Slots that we had looked at before may have something now: go round once more.
-        v_last := v_turn + v_slots - 1;
+        v_last := v_turn + v_slots;
         continue;
       end if;
 
-      if not v_locked then
+      if v_locked is null then
         exit when not pg_try_advisory_xact_lock(1886351993, v_slot);
         v_locked := true;
         -- A slot that moved in between is looked at again; else what we found still holds.
@@ -206,10 +199,8 @@ begin
         continue when found;
       end if;
       v_token := nextval('postbus.lease_token');
-      v_ids := null;
-      v_expired := 0;
-      execute format('select postbus._page_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)', v_g.stream_id, v_ring) into v_rows
-      using v_b, v_u, v_p.last_id, v_u.hi, v_all, v_lane, v_lanes, v_max_lanes - 1::smallint, consume.max, 's' || v_token;
+      execute format('select postbus._page_%s_%s($1, $2, $3, null, $4, $5, $6, $7, $8, $9)', v_g.stream_id, v_ring) into v_rows
+      using v_b, v_u, v_p.last_id, v_all, v_lane, v_lanes, v_max_lanes, consume.max, v_token;
       -- A full page ends at its last id; anything less has finished the window.
       v_to := v_rows[consume.max].id;
       if v_ttl is not null or v_due is not null and v_g.ordering = 'key' then
@@ -219,7 +210,7 @@ begin
       -- TRUNCATE is not MVCC: what we read counts only if the floor has not passed us meanwhile.
       insert into postbus.progress (slot_id, n, base, upper, last_id, token, next_expiry, change_id, expired, at)
       select v_slot, v_p.n + 1, case when v_to is null then v_u.id else v_p.base end, case when v_to is not null then v_u.id end, coalesce(v_to, 0),
-        case when v_g.ordering = 'none' then v_p.token else v_token end, least(v_p.next_expiry, v_until), v_p.change_id, v_expired, v_now
+        case when v_g.ordering = 'none' then v_p.token else v_token end, least(v_p.next_expiry, v_until), v_p.change_id, coalesce(v_expired, 0), v_now
       from postbus.stream s where s.id = v_g.stream_id and s.floor_tick <= v_p.base;
       if not found then
         perform postbus._position_lost(v_g.stream_name, v_g.name, v_p.base);
@@ -231,11 +222,14 @@ begin
         return query select * from unnest(v_rows);
         return;
       end if;
+      v_ids := null;
+      v_expired := null;
     end loop;
+    v_turn := v_turn + 1;
+    v_locked := null;
+    v_reclaimed := null;
   end loop;
-  if not v_scheduled then
-    perform postbus._move_scheduled(consume.stream, v_g.stream_id, v_now, 1000);
-  end if;
+  perform postbus._move_scheduled(consume.stream, v_g.stream_id, v_now, 1000);
 end
 $$;
 
@@ -353,8 +347,8 @@ as $$
 declare
   v_n bigint;
 begin
-  execute format('select count(*) from postbus._ids_%s_%s($1,$2,$3,$4,$5,$6,$7,$8,$9)', p_b.stream_id, p_ring) into v_n
-  using p_b, p_u, p_last, p_u.hi, p_all, p_lane, p_lanes, p_max_lanes - 1::smallint, p_max;
+  execute format('select count(*) from postbus._ids_%s_%s($1, $2, $3, null, $4, $5, $6, $7, $8)', p_b.stream_id, p_ring) into v_n
+  using p_b, p_u, p_last, p_all, p_lane, p_lanes, p_max_lanes, p_max;
   return v_n;
 end
 $$;

@@ -68,7 +68,7 @@ begin
   end if;
   return query execute format('select f.id, 1, f.created_at, f.type, f.key, f.payload, f.blob, f.headers
     from unnest(postbus._page_%s_%s($1, $2, $3, $4, $5, $6, $7, $8, null, null)) f where $9 is null or f.id = any ($9)', p_l.stream_id, v_s.ring)
-  using v_b, v_u, p_l.after_id, p_l.to_id, p_l.lane is null or p_l.lanes is not null, p_l.lane, p_l.lanes, v_s.max_lanes - 1::smallint, p_l.ids;
+  using v_b, v_u, p_l.after_id, p_l.to_id, p_l.lane is null or p_l.lanes is not null, p_l.lane, p_l.lanes, v_s.max_lanes, p_l.ids;
 end
 $$;
 
@@ -365,7 +365,8 @@ as $$
   select postbus.dead_letter(array[receipt], reason)
 $$;
 
--- A heartbeat: the lease runs for that long from now (default: the group's lease). Returns when it ends.
+-- A heartbeat: the lease runs for at least that long from now (default: the group's lease); it is never shortened.
+-- Returns when it ends.
 create or replace function postbus.extend(receipts text[], lease interval default null)
 returns timestamptz
 language plpgsql
@@ -383,7 +384,7 @@ begin
     raise exception using errcode = 'PB003', message = 'extend needs a lease longer than zero';
   end if;
   for v_token in select r.token from postbus._receipts(receipts) r loop
-    update postbus.lease l set expires_at = postbus.now_() + coalesce(extend.lease, g.lease)
+    update postbus.lease l set expires_at = greatest(l.expires_at, postbus.now_() + coalesce(extend.lease, g.lease))
     from postbus."group" g
     where l.token = v_token and g.id = l.group_id
     returning l.expires_at into v_until;

@@ -26,7 +26,7 @@ create table if not exists postbus.capture (
   relid regclass not null,
   stream_id int not null,
   columns text[],                     -- only these
-  exclude text[],                     -- or all but these
+  "exclude" text[],                   -- or all but these
   nos smallint[],                     -- the same by number, which a rename does not change
   stamp xid,                          -- another xmin means a restore, after which only the names hold
   created_at timestamptz not null,

@@ -1,0 +1,5 @@
+"""Benchmarks of Postbus beside pgmq: same server, same payload, same run, in turns.
+
+``python -m bench`` runs all of them; ``python -m bench.publish`` (or ``consume``, ``latency``,
+``held_snapshot``) runs one. They print ratios; docs/benchmarks.md says what is measured and how.
+"""
