@@ -208,7 +208,7 @@ as $$
   select postbus._publish(stream, null, payload, type, key, headers, deliver_at, dedupe_key)
 $$;
 
--- The core of publish_batch: one INSERT ... SELECT, ids in the order of the arrays.
+-- The core of publish_batch: ids in the order of the arrays, then one INSERT ... SELECT.
 create or replace function postbus._publish_batch(
   p_stream text,
   p_payloads text[],
@@ -228,6 +228,7 @@ declare
   v_txid xid8;
   v_now timestamptz := postbus.now_();
   v_register bigint;
+  v_lane smallint;
   v_ids bigint[];
 begin
   if coalesce(cardinality(p_types), v_n) <> v_n or coalesce(cardinality(p_keys), v_n) <> v_n
@@ -252,22 +253,17 @@ begin
   end if;
   v_txid := pg_current_xact_id();
   v_register := pg_sequence_last_value(v_s.register);
+  v_lane := case when v_register & 4095 = 1 then 0 end;
+  v_ids := array(select nextval(v_s.id_seq) from generate_series(1, v_n));
   if p_payloads is not null and p_types is null and p_keys is null and p_headers is null then
-    with i as (
-      insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, payload)
-      select e.id, v_txid, v_now, v_s.leaf, v_s.id, postbus._lane_now(null, v_register), 'default', e.payload
-      from (select nextval(v_s.id_seq) as id, p as payload from unnest(p_payloads) p) e
-      returning id)
-    select array_agg(i.id) into v_ids from i;
+    insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, payload)
+    select e.id, v_txid, v_now, v_s.leaf, v_s.id, coalesce(v_lane, postbus._lane_now(null, v_register)), 'default', e.payload
+    from unnest(v_ids, p_payloads) as e (id, payload);
   else
-    with i as (
-      insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, key, payload, blob, headers)
-      select e.id, v_txid, v_now, v_s.leaf, v_s.id, postbus._lane_now(e.key, v_register), coalesce(e.type, 'default'),
-        e.key, e.payload, e.blob, e.headers
-      from (select nextval(v_s.id_seq) as id, u.* from unnest(p_payloads, p_blobs, p_types, p_keys, p_headers)
-        as u (payload, blob, type, key, headers)) e
-      returning id)
-    select array_agg(i.id) into v_ids from i;
+    insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, key, payload, blob, headers)
+    select e.id, v_txid, v_now, v_s.leaf, v_s.id, coalesce(v_lane, postbus._lane_now(e.key, v_register)), coalesce(e.type, 'default'),
+      e.key, e.payload, e.blob, e.headers
+    from unnest(v_ids, p_payloads, p_blobs, p_types, p_keys, p_headers) as e (id, payload, blob, type, key, headers);
   end if;
   perform postbus._wake(v_s.notify, v_s.name, v_s.register, v_register);
   return v_ids;

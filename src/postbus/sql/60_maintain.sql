@@ -466,8 +466,8 @@ begin
 end
 $$;
 
--- Rotation, retention, counting, pruning, scheduled events: for every stream. Call it every second or so; `postbus up`
--- and workers do. Truncation locks a leaf until the transaction ends, so it is left out inside a transaction block, as
+-- Rotation, retention, counting, pruning, scheduled events: for every stream. Call it every second or so (`postbus maintain`
+-- --every 1, pg_cron). Truncation locks a leaf until the transaction ends, so it is left out inside a transaction block, as
 -- far as a function can tell (the transaction began with this statement and has no xid); clean says it outright.
 -- Returns what it did and, in problem, what went wrong for which object.
 create or replace function postbus.maintain(clean boolean default null)
