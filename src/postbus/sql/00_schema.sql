@@ -7,7 +7,8 @@
 --     (_publish, the hot path, pins by naming: docs/adr/0005-publish.md.)
 --   * Small SQL functions that are inlined into others have a parsed body (BEGIN ATOMIC): what they mean is fixed when
 --     they are created, whatever search_path they meet later.
---   * Lock order, for every function: stream row, group row, slot rows by id, lease rows by token, waiting rows.
+--   * Lock order, for every function: stream row, group row, slots by id (advisory), slot rows, progress, lease rows by
+--     token, waiting rows. Upkeep takes what it can get and waits for none of them.
 --   * Errors are SQLSTATE class PB: 001 not found, 002 already exists, 003 bad argument, 004 lease lost,
 --     005 position lost, 006 queue full, 007 access denied, 008 wrong version. PB000 is private: it ends a block.
 

@@ -123,7 +123,7 @@ create table if not exists postbus."group" (
   backoff interval not null,
   max_backoff interval not null,
   paused boolean not null default false,
-  expired bigint not null default 0,  -- events skipped by event_ttl, folded in by maintain()
+  expired bigint not null default 0,  -- events skipped by event_ttl in slots that are gone
   created_at timestamptz not null,
   unique (stream_name, name)
 );
@@ -135,7 +135,8 @@ create table if not exists postbus.slot (
   group_id int not null,
   stream_id int not null,
   lane smallint,                      -- null: every lane
-  pruned bigint not null default 0    -- maintain() has deleted the progress below this n
+  pruned bigint not null default 0,   -- maintain() has deleted the progress below this n
+  expired bigint not null default 0   -- events skipped by event_ttl in what it deleted
 );
 create index if not exists slot_group on postbus.slot (group_id);
 

@@ -243,7 +243,7 @@ begin
   v_change.xid := postbus._later_xid();
   update postbus.lane_change c set xid = v_change.xid where c.stream_id = p_stream and c.id = v_change.id;
   update postbus."group" g set mixed_xid = v_change.xid
-  where g.stream_id = p_stream and g.change_id = v_change.id and g.ordering <> 'stream';
+  where g.stream_id = p_stream and g.change_id = v_change.id and g.mixed_xid = postbus._never();
   return true;
 end
 $$;

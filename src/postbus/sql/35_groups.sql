@@ -37,6 +37,26 @@ begin
 end
 $$;
 
+-- Removes the slots of a group that it no longer has. Returns how many expired events they had counted.
+create or replace function postbus._drop_slots(p_had int[], p_have int[])
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_slots bigint;
+  v_progress bigint;
+begin
+  -- The slot rows first: maintain() locks them before it deletes progress.
+  with l as (delete from postbus.slot l where l.id = any (p_had) and l.id <> all (p_have) returning l.expired)
+  select coalesce(sum(l.expired), 0) into v_slots from l;
+  with p as (delete from postbus.progress p where p.slot_id = any (p_had) and p.slot_id <> all (p_have) returning p.expired)
+  select coalesce(sum(p.expired), 0) into v_progress from p;
+  return v_slots + v_progress;
+end
+$$;
+
 create or replace function postbus._check_group(p_g postbus."group")
 returns void
 language plpgsql
@@ -144,10 +164,9 @@ begin
   v_g := postbus._group(postbus._stream(drop_group.stream), drop_group."group");
   perform from postbus."group" g where g.id = v_g.id for update;
   perform pg_advisory_xact_lock(1886351993, x) from (select x from unnest(v_g.slots) x order by x) o;
+  perform postbus._drop_slots(v_g.slots, '{}');
   delete from postbus.lease l where l.slot_id = any (v_g.slots);
   delete from postbus.redelivery r where r.slot_id = any (v_g.slots);
-  delete from postbus.progress p where p.slot_id = any (v_g.slots);
-  delete from postbus.slot l where l.group_id = v_g.id;
   delete from postbus.dead_letter d where d.group_id = v_g.id;
   delete from postbus."group" g where g.id = v_g.id;
 end
@@ -338,10 +357,8 @@ begin
   from unnest(v_slots) x;
   update postbus.redelivery r set slot_id = v_slots[postbus._lane(r.key, r.id, v_change.lanes) + 1]
   where r.slot_id = any (v_g.slots);
-  delete from postbus.progress p where p.slot_id = any (v_g.slots) and p.slot_id <> all (v_slots);
-  delete from postbus.slot l where l.id = any (v_g.slots) and l.id <> all (v_slots);
   update postbus."group" g set slots = v_slots, lanes = v_change.lanes, change_id = v_change.id, mixed_xid = v_change.xid,
-    mixed_era = v_change.era
+    mixed_era = v_change.era, expired = g.expired + postbus._drop_slots(v_g.slots, v_slots)
   where g.id = p_group;
   return true;
 end
@@ -368,10 +385,9 @@ begin
   end if;
   delete from postbus.lease l where l.slot_id = any (p_g.slots) and l.slot_id <> all (v_slots);
   delete from postbus.redelivery r where r.slot_id = any (p_g.slots) and r.slot_id <> all (v_slots);
-  delete from postbus.progress p where p.slot_id = any (p_g.slots) and p.slot_id <> all (v_slots);
-  delete from postbus.slot l where l.id = any (p_g.slots) and l.id <> all (v_slots);
   update postbus."group" g set slots = v_slots, lanes = v_change.lanes, change_id = v_change.id,
-    mixed_xid = coalesce(v_change.xid, postbus._never()), mixed_era = v_change.era
+    mixed_xid = coalesce(v_change.xid, postbus._never()), mixed_era = v_change.era,
+    expired = g.expired + postbus._drop_slots(p_g.slots, v_slots)
   where g.id = p_g.id
   returning g.* into strict p_g;
   return p_g;

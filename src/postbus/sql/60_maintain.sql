@@ -279,10 +279,7 @@ begin
     with gone as (
       delete from postbus.progress p where p.slot_id = v_slot.id and p.n >= v_slot.pruned and p.n < v_n returning p.expired)
     select count(*), sum(g.expired) into v_from, v_expired from gone g;
-    update postbus.slot l set pruned = v_n where l.id = v_slot.id;
-    if v_expired > 0 then
-      update postbus."group" g set expired = g.expired + v_expired where g.id = v_slot.group_id;
-    end if;
+    update postbus.slot l set pruned = v_n, expired = l.expired + coalesce(v_expired, 0) where l.id = v_slot.id;
     v_done := v_done + v_from;
   end loop;
 

@@ -31,7 +31,9 @@ begin
     select coalesce(sum(coalesce(cardinality(l.ids), l.count)), 0) into in_flight from postbus.lease l where l.slot_id = any (v_g.slots);
     select count(*) into waiting from postbus.redelivery r where r.slot_id = any (v_g.slots) and r.token is null;
     select count(*) into dead_letters from postbus.dead_letter d where d.group_id = v_g.id;
-    select v_g.expired + coalesce(sum(p.expired), 0) into expired from postbus.progress p where p.slot_id = any (v_g.slots);
+    select v_g.expired + coalesce(sum(x.expired), 0) into expired from (
+      select p.expired from postbus.progress p where p.slot_id = any (v_g.slots)
+      union all select l.expired from postbus.slot l where l.id = any (v_g.slots)) x;
     return next;
   end loop;
 end
