@@ -27,13 +27,14 @@ def of_ended_backends(db: Database) -> float | None:
     with db.connect() as conn:
         if of_connection(conn) is None:
             return None
-        end = time.monotonic() + 2
+        end = time.monotonic() + 10
         while time.monotonic() < end and _others(conn):
             time.sleep(0.01)
-        time.sleep(0.02)
-        postmaster = _stat(conn.info.backend_pid)[1]
-        children = _stat(int(postmaster))[13:15]
-    return sum(map(int, children)) / os.sysconf("SC_CLK_TCK")
+        postmaster = int(_stat(conn.info.backend_pid)[1])
+        used = -1
+        while used != (used := sum(map(int, _stat(postmaster)[13:15]))):
+            time.sleep(0.1)
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def _others(conn: Connection) -> int:
