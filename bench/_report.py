@@ -117,20 +117,22 @@ def write(path: Path, reports: list[Report]) -> None:
 
 
 def write_markdown(path: Path, reports: list[Report]) -> None:
-    """Replace what stands between the two result marks of a page."""
+    """Replace the sections of these benchmarks between the two result marks of a page."""
     text = path.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
-    _, found, after = rest.partition(_END)
+    old, found, after = rest.partition(_END)
     if not found:
         raise ValueError(f"{path} has no {_BEGIN} and {_END}")
-    results = "\n\n".join(_markdown(report) for report in reports)
+    sections = {part.splitlines()[0]: part.strip() for part in old.split("### ")[1:]}
+    sections |= {report.title: _markdown(report) for report in reports}
+    results = "\n\n".join(f"### {section}" for section in sections.values())
     path.write_text(f"{before}{_BEGIN}\n\n{results}\n\n{_END}{after}", encoding="utf-8")
 
 
 def _markdown(report: Report) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
     rows = [
-        f"### {report.title}",
+        report.title,
         "",
         f"{settings}.",
         "",

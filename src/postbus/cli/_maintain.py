@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Annotated
 
@@ -43,6 +44,7 @@ def maintain(
                     json_line(row)
                 elif row["problem"]:
                     notes().print(f"{row['object']}: {row['problem']}", markup=False, soft_wrap=True)
+            sys.stdout.flush()
             time.sleep(every)
             if time.monotonic() > swept + _SWEEP_SECONDS:
                 drop_dead_tails(conn)
