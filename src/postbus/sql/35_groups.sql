@@ -37,6 +37,20 @@ begin
 end
 $$;
 
+-- The slots of a group for another lane count: those it has, as far as they go, and new ones.
+create or replace function postbus._slots_for(p_g postbus."group", p_lanes int)
+returns int[]
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_slots int[] := p_g.slots[1:p_lanes];
+begin
+  return v_slots || postbus._new_slots(p_g.id, p_g.stream_id, cardinality(v_slots), p_lanes - 1);
+end
+$$;
+
 -- Removes the slots of a group that it no longer has. Returns how many expired events they had counted.
 create or replace function postbus._drop_slots(p_had int[], p_have int[])
 returns bigint
@@ -347,10 +361,7 @@ begin
         or exists (select from postbus.lease l where l.slot_id = x and l.token >= p.token)) then
     return false;
   end if;
-  v_slots := v_g.slots[1:v_change.lanes];
-  if cardinality(v_slots) < v_change.lanes then
-    v_slots := v_slots || postbus._new_slots(p_group, v_g.stream_id, cardinality(v_slots), v_change.lanes - 1);
-  end if;
+  v_slots := postbus._slots_for(v_g, v_change.lanes);
   insert into postbus.progress (slot_id, n, base, upper, last_id, token, next_expiry, change_id, at)
   select x, coalesce((select p.n from postbus.progress p where p.slot_id = x order by p.n desc limit 1), 0) + 1,
     v_tick, null, 0, coalesce(pg_sequence_last_value('postbus.lease_token'), 0), 'infinity', v_change.id, postbus.now_()
@@ -379,10 +390,7 @@ begin
     return p_g;
   end if;
   select c.* into strict v_change from postbus.lane_change c where c.stream_id = p_s.id and c.id = p_s.change_id;
-  v_slots := p_g.slots[1:v_change.lanes];
-  if cardinality(v_slots) < v_change.lanes then
-    v_slots := v_slots || postbus._new_slots(p_g.id, p_s.id, cardinality(v_slots), v_change.lanes - 1);
-  end if;
+  v_slots := postbus._slots_for(p_g, v_change.lanes);
   delete from postbus.lease l where l.slot_id = any (p_g.slots) and l.slot_id <> all (v_slots);
   delete from postbus.redelivery r where r.slot_id = any (p_g.slots) and r.slot_id <> all (v_slots);
   update postbus."group" g set slots = v_slots, lanes = v_change.lanes, change_id = v_change.id,
