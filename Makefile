@@ -13,10 +13,10 @@ ARGS   ?=
 MAJORS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot docs lock test-grid clean
+.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held docs lock test-grid clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## see streams, groups and change capture at work on a PostgreSQL of its own
 	@$(BIN)/postbus demo $(ARGS)
@@ -37,7 +37,7 @@ format: $(STAMP) ## put the Python code into its format
 fault: $(STAMP) ## run the tests that kill servers and workers
 	@$(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
 
-bench: $(STAMP) ## measure beside pgmq on the same server: everything, briefly (ARGS="--quick" for a minute)
+bench: $(STAMP) ## measure beside pgmq on the same server: everything, briefly (ARGS="--quick" for a glance)
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-publish: $(STAMP) ## ... publish and publish_batch
@@ -51,6 +51,15 @@ bench-latency: $(STAMP) ## ... time from publish to consume
 
 bench-held-snapshot: $(STAMP) ## ... with an old snapshot held open for minutes
 	@$(BIN)/python -m bench.held_snapshot $(ARGS)
+
+bench-queue: $(STAMP) ## ... send, receive and ack of queues, up to 64 consumers
+	@$(BIN)/python -m bench.queues $(ARGS)
+
+bench-queue-background: $(STAMP) ## ... receive behind delayed and in-flight messages and blocked keys
+	@$(BIN)/python -m bench.queue_background $(ARGS)
+
+bench-queue-held: $(STAMP) ## ... a queue with an old snapshot held open for minutes
+	@$(BIN)/python -m bench.queue_held $(ARGS)
 
 docs: $(STAMP) ## check the documentation
 	@$(BIN)/python -m pytest tests/docs $(ARGS)

@@ -18,6 +18,10 @@ class Scale:
     backlog: int = 200_000
     latency: float = 5.0
     held: float = 180.0
+    queue: int = 2
+    wide: bool = True  # all combinations of payload, clients and commit
+    background: float = 1.0
+    queue_held: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,29 @@ class Options:
     markdown: Path | None
 
 
-QUICK = Scale(rounds=2, publish=1, consume=0.2, backlog=40_000, latency=0.8, held=1.5)
-SHORT = Scale(publish=2, consume=0.7, backlog=100_000, latency=3.0, held=12.0)
+QUICK = Scale(
+    rounds=2,
+    publish=1,
+    consume=0.2,
+    backlog=40_000,
+    latency=0.8,
+    held=1.5,
+    queue=1,
+    wide=False,
+    background=0.3,
+    queue_held=6.0,
+)
+SHORT = Scale(
+    publish=2,
+    consume=0.7,
+    backlog=100_000,
+    latency=3.0,
+    held=12.0,
+    queue=1,
+    wide=False,
+    background=0.5,
+    queue_held=30.0,
+)
 
 
 def parse(description: str, seconds: str | None = None, argv: list[str] | None = None) -> Options:
@@ -42,7 +67,9 @@ def parse(description: str, seconds: str | None = None, argv: list[str] | None =
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="a glance: few rounds, short turns")
     if seconds is None:
-        size.add_argument("--full", action="store_true", help="long turns, and snapshots held for 3 minutes")
+        size.add_argument(
+            "--full", action="store_true", help="long turns, and snapshots held for 3 and 5 minutes"
+        )
     parser.add_argument("--rounds", type=int, help="how often the systems take turns")
     if seconds is not None:
         parser.add_argument("--seconds", type=float, help="length of one turn")
@@ -64,7 +91,8 @@ def parse(description: str, seconds: str | None = None, argv: list[str] | None =
 
 
 def _with_seconds(scale: Scale, name: str, seconds: float) -> Scale:
-    if name == "publish":
-        return replace(scale, publish=max(1, round(seconds)))  # pgbench counts in whole seconds
+    if name in ("publish", "queue"):
+        whole: dict[str, Any] = {name: max(1, round(seconds))}
+        return replace(scale, **whole)  # pgbench counts in whole seconds
     changed: dict[str, Any] = {name: seconds}
     return replace(scale, **changed)

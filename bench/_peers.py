@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,16 @@ from bench._database import Connection
 # About 100 bytes, and the same for both.
 PAYLOAD = (
     '{"order": 1234567, "customer": "c-4711", "status": "shipped", "total": 99.95, "note": "leave at door"}'
+)
+# About 1,000 bytes.
+LARGE = json.dumps(
+    {
+        **json.loads(PAYLOAD),
+        "lines": [
+            {"sku": f"a-{7919 * i % 1000:03}-{i}", "name": f"article {i}", "count": i, "price": 9.95 + i}
+            for i in range(13)
+        ],
+    }
 )
 
 
@@ -103,4 +114,25 @@ class Postbus:
 
     def finish(self, page: Page) -> None:
         """Acknowledge the batch."""
+        call(self._pgconn, self._finish, [page.receipt])
+
+
+class Queue:
+    """postbus.receive and postbus.ack, on a queue."""
+
+    def __init__(self, conn: Connection, queue: str) -> None:
+        self._pgconn = conn.pgconn
+        self._queue = queue.encode()
+        self._read, self._finish = b"receive_" + self._queue, b"ack_" + self._queue
+        places = prepare(self._pgconn, self._read, b"select * from postbus.receive($1, $2)")
+        prepare(self._pgconn, self._finish, b"select postbus.ack($1::text[])")
+        self._receipt, self._payload = places[b"receipt"], places[b"payload"]
+
+    def read(self, limit: int) -> Page:
+        """Receive on the queue's lease, which is 30 s."""
+        result = call(self._pgconn, self._read, [self._queue, b"%d" % limit])
+        return Page(column(result, self._payload), b"{%s}" % b",".join(column(result, self._receipt)))
+
+    def finish(self, page: Page) -> None:
+        """Acknowledge the messages by their receipts."""
         call(self._pgconn, self._finish, [page.receipt])

@@ -80,6 +80,8 @@ def show(reports: list[Report]) -> None:
         console.print(", ".join(f"{name} {value}" for name, value in report.settings.items()), style="dim")
         for detail in report.tables:
             console.print(detail)
+        for note in report.notes:
+            console.print(note)
     table = Table(title="Ratios", title_justify="left")
     table.add_column("case")
     for column in ("measured", "beside", "unit", "ratio", "lowest-highest", "target", ""):

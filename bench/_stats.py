@@ -61,6 +61,7 @@ def compare(
     target: float | None = None,
     *,
     at_most: bool = False,
+    beside: str = "pgmq",
 ) -> Line:
     """Compare round by round; the ratio is the median of the ratios of the rounds."""
     ratios = [mine / peer for mine, peer in zip(ours, theirs, strict=True)]
@@ -74,4 +75,5 @@ def compare(
         max(ratios),
         target,
         at_most,
+        beside,
     )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import psycopg
 import pytest
 
 from tests.cli.conftest import Cli, Start
@@ -50,6 +51,11 @@ def test_follow_prints_what_comes_until_ctrl_c(cli: Cli, start: Start) -> None:
         cli("publish", "s", str(n))
         [line] = lines_of(process, 1)
         assert json.loads(line)["payload"] == str(n)
+    # It prints, then acks: Ctrl-C in between would give the message back.
+    with psycopg.connect(cli.dsn, autocommit=True) as conn:
+        until = time.monotonic() + 30
+        while conn.execute("select from postbus.in_flight('s')").fetchone() is not None:
+            assert time.monotonic() < until
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130

@@ -30,7 +30,8 @@ def test_status_shows_streams_groups_and_warnings_with_remedies(cli: Cli, db: Da
     cli("pause", "s", "--group", "g")
     found = cli.json("status")
     assert list(found) == [
-        "version", "client_version", "server_version", "database", "streams", "groups", "warnings",
+        "version", "client_version", "server_version", "database", "streams", "groups", "queues", "schedules",
+        "warnings",
     ]  # fmt: skip
     [group] = found["groups"]
     assert (group["in_flight"], group["dead_letters"]) == (1, 1)

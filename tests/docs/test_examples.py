@@ -3,7 +3,8 @@
 - ``sql``: one statement after the other on one connection, in autocommit mode. ``--> 1 | text`` after a
   statement is a row that it returns, ``...`` in it stands for anything; ``error=PB004`` in the fence is how
   the last statement of the block fails.
-- ``console``: the lines that begin with ``$ postbus``; what stands below them is what they print.
+- ``console``: the lines that begin with ``$ postbus``; what stands below them is what they print. ``RECEIPT``
+  in a command is the receipt that the last ``postbus receive`` printed.
 - ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment.
 - ``text``: cannot run here, or is no example.
 """
@@ -36,6 +37,7 @@ class Player:
         self.dsn = db.dsn
         self.conn = db.connect()
         self.names: dict[str, Any] = {"__name__": "__example__"}
+        self.receipt = "RECEIPT"
 
     def play(self, block: Block) -> None:
         match block.language:
@@ -68,8 +70,11 @@ class Player:
             where = f"{block.page.relative_to(ROOT)}:{line}"
             program, *args = shlex.split(command, comments=True)
             assert program == "postbus", f"{where}: only postbus runs here, mark the block as text"
+            args = [self.receipt if arg == "RECEIPT" else arg for arg in args]
             result = CliRunner().invoke(app, args, env={"POSTBUS_DSN": self.dsn})
             assert result.exit_code == 0, f"{where}: exit code {result.exit_code}\n{result.output}"
+            if args[0] == "receive" and result.stdout:
+                self.receipt = result.stdout.split()[0]
             if printed:
                 expect(where, printed, [" ".join(text.split()) for text in result.stdout.splitlines()])
 

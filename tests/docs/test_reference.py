@@ -21,6 +21,7 @@ _FUNCTION = re.compile(r"`(\w+)`")
 _TYPES = [
     ("timestamp with time zone", "timestamptz"),
     ("integer", "int"),
+    ("double precision", "float8"),
     ("TABLE(", "table ("),
     ("SETOF ", "setof "),
 ]

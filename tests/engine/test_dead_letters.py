@@ -107,7 +107,7 @@ def test_listing_pages_and_filters(one: Session) -> None:
     assert [x[0] for x in more] == [ids[-1] + 1, ids[-1] + 2]
     with refused("PB001", "no group 'x'"):
         letters(one, "x")
-    with refused("PB001", "stream 'x'"):
+    with refused("PB001", "'x' does not exist"):
         one.rows("select * from postbus.dead_letters('x')")
 
 

@@ -94,7 +94,8 @@ def test_wrong_receipts_change_nothing(s: Session, verb: str) -> None:
         "finished batch": (done[0].batch, "PB004"),
         "unknown": ("s999999:1", "PB004"),
         "foreign id": (f"{good[0].batch}:{done[0].id}", "PB004"),
-        "malformed": ("q1:1", "PB003"),
+        "malformed": ("x1:1", "PB003"),
+        "unknown in a queue": ("q1:1:0:1", "PB004"),
         "empty": ("", "PB003"),
         "null": (None, "PB003"),
     }

@@ -107,7 +107,7 @@ def test_writers_do_not_manage(s: Session, attacker: Session) -> None:
         *(f"select * from postbus.{t}" for t in ["log", "log_1", "stream", "lease"]),
         *(f"delete from postbus.{t}" for t in ["log", "log_1", "stream", "lease"]),
         *(f"select postbus.{f}" for f in ["seek('s', 'g', 'latest')", "create_stream('t')", "maintain()"]),
-        "select postbus._publish_other('s', 'p', null, 't', null, null, null, null)",
+        "select postbus._dedupe(1, '1 hour', 'k')",
         "select postbus._tick(1, 'postbus.id_1', 1)",
     ]
     for call in calls:

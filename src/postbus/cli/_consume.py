@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import sys
@@ -12,17 +11,15 @@ from typing import Annotated, Any
 
 import psycopg
 import typer
-from psycopg import sql
 
 from postbus.cli._connect import Dsn, another, connect, rows
+from postbus.cli._delivery import PAGE, given_back_unless_printed, waits
+from postbus.cli._delivery import nack as give_back
 from postbus.cli._options import Group, Stream
 from postbus.cli._print import message
 from postbus.engine import Connection
 from postbus.errors import NotFound, translated
 
-_PAGE = 1000
-# Wake-ups may be lost (a connection pooler, a rolled back publish): look at least this often.
-_POLL_SECONDS = 1.0
 # One lock per living tail; whoever gets the lock of a tail's group knows that its owner is gone.
 _TAIL_LOCK = 1886351987
 _TAIL = "tail:"
@@ -69,15 +66,16 @@ def consume(
     left = max or (None if follow else 100)
     unfinished: list[str] = []
     with connect(dsn) as conn:
-        wait = _waits(conn, stream) if follow else iter(())
+        wait = waits(conn, stream) if follow else iter(())
         while left is None or left > 0:
-            taken = _take(conn, stream, group, min(left or _PAGE, _PAGE), lease)
+            taken = _take(conn, stream, group, min(left or PAGE, PAGE), lease)
             if not taken:
-                if next(wait, None) is None:
+                if not follow:
                     break
+                next(wait)
                 continue
             left = None if left is None else left - len(taken)
-            with _given_back_unless_printed(conn, taken):
+            with given_back_unless_printed(conn, taken):
                 for row in taken:
                     message(row, as_json=as_json)
                 sys.stdout.flush()
@@ -86,8 +84,8 @@ def consume(
             # Nacked at the end, else a group without a backoff would see them again in this very run.
             unfinished += [row["receipt"] for row in taken] if finish == "nack" else []
             if follow:
-                _nack(conn, unfinished, reason)
-        _nack(conn, unfinished, reason)
+                give_back(conn, unfinished, reason)
+        give_back(conn, unfinished, reason)
 
 
 def tail(
@@ -110,9 +108,9 @@ def tail(
     """
     left = max
     with connect(dsn) as conn, _own_group(conn, stream, start) as group:
-        wait = _waits(conn, stream)
+        wait = waits(conn, stream)
         while left is None or left > 0:
-            taken = _take(conn, stream, group, min(left or _PAGE, _PAGE), None)
+            taken = _take(conn, stream, group, min(left or PAGE, PAGE), None)
             if not taken:
                 next(wait)
                 continue
@@ -164,30 +162,3 @@ def _take(conn: Connection, stream: str, group: str, max: int, lease: str | None
         "select * from postbus.consume(%s, %s, max => %s, lease => %s::interval, worker => %s)",
         *(stream, group, max, lease, f"postbus cli {conn.info.backend_pid}"),
     )
-
-
-def _nack(conn: Connection, receipts: list[str], reason: str | None) -> None:
-    if receipts:
-        conn.execute("select postbus.nack(%s::text[], reason => %s)", (receipts, reason))
-        receipts.clear()
-
-
-@contextmanager
-def _given_back_unless_printed(conn: Connection, taken: list[dict[str, Any]]) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, KeyboardInterrupt):
-        # Not so where the signal came after the ack.
-        with suppress(psycopg.Error), another(conn) as fresh:
-            receipts = [row["receipt"] for row in taken]
-            fresh.execute("select postbus.nack(%s::text[], interval '0', 'not printed')", (receipts,))
-        raise
-
-
-def _waits(conn: Connection, stream: str) -> Iterator[int]:
-    """Each step waits until the stream has news, or for a while."""
-    conn.execute(sql.SQL("listen {}").format(sql.Identifier(f"postbus.{stream}")))
-    for n in itertools.count(1):
-        yield n
-        for _ in conn.notifies(timeout=_POLL_SECONDS, stop_after=1):
-            pass

@@ -46,13 +46,13 @@ def uninstall(
     dsn: Dsn = None,
     force: Annotated[bool, typer.Option("--force", help="Yes, remove it with all its data.")] = False,
 ) -> None:
-    """Remove the engine with every stream, event, position and trigger.
+    """Remove the engine with every stream, queue, message, position and trigger.
 
     Example: postbus uninstall --force --dsn postgresql://localhost/shop
     """
     if not force:
         raise typer.BadParameter(
-            "this removes every stream, event, position and trigger of Postbus; say --force if that is meant",
+            "this removes every stream, queue, message, position and trigger; say --force if that is meant",
             param_hint="--force",
         )
     with connect(dsn, check=False) as conn:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from postbus.cli._connect import Dsn, Json, connect, rows
-from postbus.cli._options import Group, IfNotExists, OnlyGroup, Options, Stream, options, unless_taken
+from postbus.cli._options import Group, IfNotExists, Name, OnlyGroup, Options, Stream, options, unless_taken
 from postbus.cli._print import done, json_list, table
 
 app = typer.Typer(no_args_is_help=False)
@@ -136,25 +136,25 @@ def seek(
     done(f"group {group} of stream {stream} reads from {position}")
 
 
-def pause(stream: Stream, group: OnlyGroup = None, dsn: Dsn = None) -> None:
-    """Hand out nothing new, to all groups of a stream or to one. Publishing goes on.
+def pause(name: Name, group: OnlyGroup = None, dsn: Dsn = None) -> None:
+    """Hand out nothing new: of a queue, to all groups of a stream or to one. Publishing and sending go on.
 
     Example: postbus pause orders --group billing
     """
     with connect(dsn) as conn:
-        conn.execute("select postbus.pause(%s, %s)", (stream, group))
-    done(f"paused {_what(stream, group)}")
+        conn.execute("select postbus.pause(%s, %s)", (name, group))
+    done(f"paused {_what(name, group)}")
 
 
-def resume(stream: Stream, group: OnlyGroup = None, dsn: Dsn = None) -> None:
+def resume(name: Name, group: OnlyGroup = None, dsn: Dsn = None) -> None:
     """Undo pause.
 
     Example: postbus resume orders --group billing
     """
     with connect(dsn) as conn:
-        conn.execute("select postbus.resume(%s, %s)", (stream, group))
-    done(f"resumed {_what(stream, group)}")
+        conn.execute("select postbus.resume(%s, %s)", (name, group))
+    done(f"resumed {_what(name, group)}")
 
 
-def _what(stream: str, group: str | None) -> str:
-    return f"stream {stream}" if group is None else f"group {group} of stream {stream}"
+def _what(name: str, group: str | None) -> str:
+    return name if group is None else f"group {group} of stream {name}"

@@ -26,7 +26,7 @@ def maintain(
     as_json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run the upkeep: rotation, retention, counting, pruning, scheduled events.
+    """Run the upkeep: rotation, retention, counting, pruning, expiry, scheduled events, schedules.
 
     Any number of these may run at the same time. Exits with 1 if a step failed.
 

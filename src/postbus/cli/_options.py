@@ -12,6 +12,8 @@ import typer
 from postbus.errors import AlreadyExists, translated
 
 Stream = Annotated[str, typer.Argument(help="Name of the stream.", show_default=False)]
+Queue = Annotated[str, typer.Argument(help="Name of the queue.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Name of a stream or a queue.", show_default=False)]
 Group = Annotated[str, typer.Argument(help="Name of the group.", show_default=False)]
 OnlyGroup = Annotated[str | None, typer.Option("--group", "-g", help="Only this group.", show_default=False)]
 Options = Annotated[
@@ -19,6 +21,17 @@ Options = Annotated[
     typer.Option(
         "--option", "-o", metavar="KEY=VALUE", help="Any other option; may be repeated.", show_default=False
     ),
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="KEY=VALUE", help="A header; may be repeated.", show_default=False),
+]
+Type = Annotated[str, typer.Option("--type", "-t", help="What kind of message it is.")]
+OnlyType = Annotated[
+    str | None, typer.Option("--type", "-t", help="Only messages of this type.", show_default=False)
+]
+OnlyKey = Annotated[
+    str | None, typer.Option("--key", "-k", help="Only messages of this key.", show_default=False)
 ]
 IfNotExists = Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if the name is taken.")]
 
@@ -32,6 +45,11 @@ def pairs(given: Sequence[str] | None, flag: str) -> dict[str, str]:
             raise typer.BadParameter(f"{item!r} is not key=value", param_hint=flag)
         result[key] = text
     return result
+
+
+def headers(given: Sequence[str] | None) -> str | None:
+    """The headers of a message as JSON, or None without any."""
+    return json.dumps(pairs(given, "--header")) if given else None
 
 
 def options(given: Sequence[str] | None, **named: Any) -> str:

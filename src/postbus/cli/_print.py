@@ -48,9 +48,11 @@ def table(columns: Mapping[str, str], rows: Sequence[Row], *, title: str | None 
     grid = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
-    numbers = {key for key in columns if isinstance(rows[0][key], int | float | timedelta)}
     for key, heading in columns.items():
-        right = key in numbers and not isinstance(rows[0][key], bool)
+        found = [row[key] for row in rows if row[key] is not None]
+        right = bool(found) and all(
+            isinstance(v, int | float | timedelta) and not isinstance(v, bool) for v in found
+        )
         grid.add_column(heading, justify="right" if right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(short(row[key])) for key in columns))
@@ -112,15 +114,15 @@ def json_line(row: Row) -> None:
     print(json.dumps({k: plain(v) for k, v in row.items()}, ensure_ascii=False))
 
 
-def message(row: Row, *, as_json: bool) -> None:
-    """Print one message: a line of JSON, or id, type, key and payload for reading."""
+def message(row: Row, *, as_json: bool, name: str = "id") -> None:
+    """Print one message: a line of JSON, or id (or receipt), type, key and payload for reading."""
     if as_json:
         json_line(row)
         return
     again = f" (attempt {row['attempt']})" if row["attempt"] > 1 else ""
     key = f" {row['key']}" if row["key"] is not None else ""
     body = row["payload"] if row["payload"] is not None else f"<{len(row['blob'])} bytes>"
-    print(f"{row['id']} {visible(row['type'])}{visible(key)}{again} {visible(body)}")
+    print(f"{row[name]} {visible(row['type'])}{visible(key)}{again} {visible(body)}")
 
 
 def visible(text: str) -> str:

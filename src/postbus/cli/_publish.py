@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,11 +9,10 @@ from typing import Annotated
 import typer
 
 from postbus.cli._connect import Dsn, connect, value
-from postbus.cli._options import Stream, pairs
+from postbus.cli._input import batches, body, source
+from postbus.cli._options import Headers, Stream, headers
 from postbus.cli._print import done
 from postbus.engine import Connection
-
-_CHUNK = 1 << 18
 
 
 def publish(
@@ -29,10 +27,7 @@ def publish(
         str | None,
         typer.Option("--key", "-k", help="Events of one key keep their order.", show_default=False),
     ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="KEY=VALUE", help="A header; may be repeated.", show_default=False),
-    ] = None,
+    header: Headers = None,
     deliver_at: Annotated[
         str | None, typer.Option(help="Not before this timestamp.", show_default=False)
     ] = None,
@@ -60,24 +55,20 @@ def publish(
     """
     if deliver_at is not None and delay is not None:
         raise typer.BadParameter("give --deliver-at or --delay, not both", param_hint="--delay")
-    from_stdin = payload in (None, "-")
-    if (lines or binary) and not from_stdin:
+    if (lines or binary) and payload not in (None, "-"):
         raise typer.BadParameter(
             "--lines and --binary read stdin; leave the payload out", param_hint="PAYLOAD"
         )
     if lines and (binary or deliver_at or delay or dedupe_key):
         raise typer.BadParameter("--lines goes with --type, --key and --header only", param_hint="--lines")
-    if payload is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a payload, or '-' to type one", param_hint="PAYLOAD")
-    headers = json.dumps(pairs(header, "--header")) if header else None
-    if lines:
+    given = headers(header)
+    read = source(payload)
+    if read is not None and lines:
         with connect(dsn) as conn:
-            done(f"published {_publish_lines(conn, stream, type, key, headers)} events")
+            count = _publish_lines(conn, stream, batches(read), type=type, key=key, headers=given)
+            done(f"published {count} events")
         return
-    body: str | bytes = payload or ""
-    if from_stdin:
-        read = sys.stdin.buffer.read()
-        body = read if binary else _text(read).removesuffix("\n")
+    content = body(payload, read, binary=binary)
     cast = "bytea" if binary else "text"
     with connect(dsn) as conn:
         new = value(
@@ -85,15 +76,23 @@ def publish(
             f"""select postbus.publish(stream => %s, payload => %s::{cast}, type => %s, key => %s,
                 headers => %s::jsonb, deliver_at => coalesce(%s::timestamptz, postbus.now_() + %s::interval),
                 dedupe_key => %s)""",
-            *(stream, body, type, key, headers, deliver_at, delay, dedupe_key),
+            *(stream, content, type, key, given, deliver_at, delay, dedupe_key),
         )
     done(str(new))
 
 
-def _publish_lines(conn: Connection, stream: str, type: str, key: str | None, headers: str | None) -> int:
+def _publish_lines(
+    conn: Connection,
+    stream: str,
+    read: Iterator[list[str]],
+    *,
+    type: str,
+    key: str | None,
+    headers: str | None,
+) -> int:
     count = 0
     try:
-        for batch in _batches():
+        for batch in read:
             size = len(batch)
             conn.execute(
                 "select postbus.publish_batch(%s, %s::text[], %s::text[], %s::text[], %s::jsonb[])",
@@ -111,25 +110,3 @@ def _publish_lines(conn: Connection, stream: str, type: str, key: str | None, he
             print(f"postbus: {count} events were published before this", file=sys.stderr)
         raise
     return count
-
-
-def _batches() -> Iterator[list[str]]:
-    """The lines of stdin, in batches of whatever is there to be read."""
-    rest = b""
-    while chunk := sys.stdin.buffer.read1(_CHUNK):  # type: ignore[union-attr]
-        *whole, rest = (rest + chunk).split(b"\n")
-        batch = [_text(line).removesuffix("\r") for line in whole if line.strip()]
-        if batch:
-            yield batch
-    if rest.strip():
-        yield [_text(rest)]
-
-
-def _text(data: bytes) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as exc:
-        raise typer.BadParameter(f"stdin is not UTF-8 text ({exc}); see --binary") from None
-    if "\0" in text:
-        raise typer.BadParameter("PostgreSQL has no text with a zero byte in it; see --binary")
-    return text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from rich.text import Text
 
 from postbus import __version__
-from postbus.cli import _groups, _streams
+from postbus.cli import _groups, _queues, _schedules, _streams
 from postbus.cli._connect import Dsn, Json, connect, rows, value
 from postbus.cli._consume import dead_tails
 from postbus.cli._print import console, done, plain, short, table
@@ -20,6 +21,8 @@ Warning_ = dict[str, str]
 
 # A transaction that is open for longer is worth a warning.
 _OLD = "15 minutes"
+# Upkeep runs every second or so; a schedule that waits for longer tells that nobody runs it.
+_LATE = timedelta(minutes=5)
 
 _STREAMS = {
     k: _streams.COLUMNS[k] for k in ("name", "lanes", "events", "size_bytes", "scheduled", "last_tick_at")
@@ -28,10 +31,15 @@ _GROUPS = {
     k: _groups.COLUMNS[k]
     for k in ("stream", "group", "ordering", "lag", "pending", "in_flight", "waiting", "dead_letters")
 }
+_QUEUES = {
+    k: _queues.COLUMNS[k]
+    for k in ("name", "ready", "delayed", "in_flight", "oldest_age", "dead_letters", "expired")
+}
+_SCHEDULES = {k: _schedules.COLUMNS[k] for k in ("name", "cron", "timezone", "target", "last_at", "next_at")}
 
 
 def status(dsn: Dsn = None, as_json: Json = False) -> None:
-    """Show version, streams and groups, and warn with remedies.
+    """Show version, streams, groups, queues and schedules, and warn with remedies.
 
     Example: postbus status --dsn postgresql://localhost/shop
     """
@@ -41,7 +49,11 @@ def status(dsn: Dsn = None, as_json: Json = False) -> None:
         database = value(conn, "select current_database()")
         streams = rows(conn, "select * from postbus.list_streams()")
         groups = rows(conn, "select * from postbus.list_groups()")
-        warnings = [*_of_streams(streams), *_of_groups(groups), *_of_upkeep(conn), *_of_transactions(conn)]
+        queues = rows(conn, "select * from postbus.list_queues()")
+        schedules = rows(conn, "select * from postbus.list_schedules()")
+        now = value(conn, "select postbus.now_()")
+        warnings = [*_of_streams(streams), *_of_groups(groups), *_of_queues(queues)]
+        warnings += [*_of_schedules(schedules, now), *_of_upkeep(conn), *_of_transactions(conn)]
         warnings += [
             _warn(f"group {g['group']}", "is left over from a tail that was killed", "postbus maintain")
             for g in dead_tails(conn)
@@ -54,6 +66,8 @@ def status(dsn: Dsn = None, as_json: Json = False) -> None:
             "database": database,
             "streams": [{k: plain(v) for k, v in row.items()} for row in streams],
             "groups": [{k: plain(v) for k, v in row.items()} for row in groups],
+            "queues": [{k: plain(v) for k, v in row.items()} for row in queues],
+            "schedules": [{k: plain(v) for k, v in row.items()} for row in schedules],
             "warnings": warnings,
         }
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -65,6 +79,11 @@ def status(dsn: Dsn = None, as_json: Json = False) -> None:
     out.print()
     table(_GROUPS, groups, title="Groups", empty="no groups yet: postbus groups create STREAM GROUP")
     out.print()
+    table(_QUEUES, queues, title="Queues", empty="no queues yet: postbus queues create NAME")
+    out.print()
+    if schedules:
+        table(_SCHEDULES, schedules, title="Schedules", empty="")
+        out.print()
     if not warnings:
         out.print(Text("nothing to worry about", style="green"))
     for w in warnings:
@@ -96,6 +115,35 @@ def _of_groups(groups: list[dict[str, Any]]) -> list[Warning_]:
             found.append(_warn(about, text, f"postbus seek {g['stream']} {g['group']} earliest"))
         if g["paused"]:
             found.append(_warn(about, "is paused", f"postbus resume {g['stream']} --group {g['group']}"))
+    return found
+
+
+def _of_queues(queues: list[dict[str, Any]]) -> list[Warning_]:
+    found = []
+    for q in queues:
+        about = f"queue {q['name']}"
+        if q["paused"]:
+            found.append(_warn(about, "is paused", f"postbus resume {q['name']}"))
+        if q["dead_letters"]:
+            text = f"has {q['dead_letters']} dead letters"
+            found.append(_warn(about, text, f"postbus dlq list {q['name']}"))
+        if q["max_size"] is not None and q["ready"] + q["delayed"] + q["in_flight"] >= q["max_size"]:
+            text = f"is full: it has the {q['max_size']} messages that it may have, and refuses more"
+            found.append(_warn(about, text, "start more workers, or raise max_size"))
+    return found
+
+
+def _of_schedules(schedules: list[dict[str, Any]], now: datetime) -> list[Warning_]:
+    found = []
+    for s in schedules:
+        about = f"schedule {s['name']}"
+        if s["paused"]:
+            found.append(_warn(about, "is paused", f"postbus schedules resume {s['name']}"))
+        elif s["next_at"] < now - _LATE:
+            text = f"should have fired {short(now - s['next_at'])} ago"
+            found.append(_warn(about, text, "postbus maintain --every 1"))
+        if s["problem"]:
+            found.append(_warn(about, f"could not fire: {s['problem']}", "postbus schedules"))
     return found
 
 

@@ -34,6 +34,26 @@ as $$
   update postbus.stream s set stamp = s.xmin where s.id = p_stream
 $$;
 
+-- Streams and queues are one name space. Two creators of one name: the second waits here, and then finds it.
+create or replace function postbus._claim_name(p_name text)
+returns void
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pg_advisory_xact_lock(1886351989, hashtext(p_name));
+  if exists (select from postbus.stream s where s.name = p_name) then
+    raise exception using errcode = 'PB002', message = format('stream %L already exists', p_name),
+      hint = 'Change it with postbus.alter_stream, or choose another name.';
+  end if;
+  if exists (select from postbus.queue q where q.name = p_name) then
+    raise exception using errcode = 'PB002', message = format('queue %L already exists', p_name),
+      hint = 'Change it with postbus.alter_queue, or choose another name.';
+  end if;
+end
+$$;
+
 create or replace function postbus._stream_options()
 returns text[]
 language sql
@@ -95,17 +115,13 @@ begin
   v_s.dedupe_window := postbus._interval_option(create_stream.options, 'dedupe_window', interval '1 hour');
   v_s.notify := postbus._bool_option(create_stream.options, 'notify', true);
   v_s.paused := false;
+  v_s.bound := false;
   v_s.floor_tick := 0;
   v_s.created_at := postbus.now_();
   v_s.rotated_at := v_s.created_at;
   perform postbus._check_stream(v_s);
 
-  -- Two creators of one name: the second waits here, and then finds it.
-  perform pg_advisory_xact_lock(1886351989, hashtext(create_stream.name));
-  if exists (select from postbus.stream s where s.name = create_stream.name) then
-    raise exception using errcode = 'PB002', message = format('stream %L already exists', create_stream.name),
-      hint = 'Change it with postbus.alter_stream, or choose another name.';
-  end if;
+  perform postbus._claim_name(create_stream.name);
   foreach v_seq in array array['id', 'register'] loop
     execute format('create sequence postbus.%s_%s minvalue 0', v_seq, v_s.id);
   end loop;
@@ -350,6 +366,7 @@ begin
   delete from postbus.lane_change c where c.stream_id = v_s.id;
   delete from postbus.scheduled d where d.stream_id = v_s.id;
   delete from postbus.dedupe d where d.stream_id = v_s.id;
+  delete from postbus.binding b where b.stream_id = v_s.id;
   -- The leaves go to the pool and are emptied by maintain(): truncating here would wait for every open producer.
   update postbus.segment g set stream_id = null, dirty = true where g.stream_id = v_s.id;
   foreach v_seq in array array['id', 'register'] loop

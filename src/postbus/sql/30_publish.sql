@@ -53,18 +53,9 @@ end;
 
 -- The core of publish: one statement, and no SET, whose cost would show. So it pins by naming: its operators are
 -- qualified, and the functions that are inlined into it have parsed bodies. The fenced subquery fixes the order: the
--- xid, then the register (lane changes rest on that), then the id (floors rest on that). Whatever is not the plain case
--- finds no row and goes to _publish_other.
-create or replace function postbus._publish(
-  p_stream text,
-  p_payload text,
-  p_blob bytea,
-  p_type text,
-  p_key text,
-  p_headers jsonb,
-  p_deliver_at timestamptz,
-  p_dedupe_key text
-)
+-- xid, then the register (lane changes rest on that), then the id (floors rest on that). For a stream that is not
+-- plain it finds no row and returns null.
+create or replace function postbus._publish(p_stream text, p_payload text, p_blob bytea, p_type text, p_key text, p_headers jsonb)
 returns bigint
 language plpgsql
 security definer
@@ -72,24 +63,18 @@ as $$
 declare
   v_id bigint;
 begin
-  if p_deliver_at is null and p_dedupe_key is null and p_type is not null
-      and (p_payload is not null and p_blob is null or p_payload is null and p_blob is not null) then
-    insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, key, payload, blob, headers)
-    select pg_catalog.nextval(x.id_seq), x.txid, postbus.now_(), x.leaf, x.id, postbus._lane_now(p_key, x.value),
-      p_type, p_key, p_payload, p_blob, p_headers
-    from (
-      select s.id, s.name, s.leaf, s.id_seq, s.notify, s.register, pg_catalog.pg_current_xact_id() as txid,
-        case when pg_catalog.pg_current_xact_id() is not null then pg_catalog.pg_sequence_last_value(s.register) end as value
-      from postbus.stream s
-      where s.name operator(pg_catalog.=) p_stream and s.xmin operator(pg_catalog.=) s.stamp and s.young is null
-      offset 0) x
-    where postbus._wake(x.notify, x.name, x.register, x.value)
-    returning id into v_id;
-    if v_id is not null then
-      return v_id;
-    end if;
-  end if;
-  return postbus._publish_other(p_stream, p_payload, p_blob, p_type, p_key, p_headers, p_deliver_at, p_dedupe_key);
+  insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, key, payload, blob, headers)
+  select pg_catalog.nextval(x.id_seq), x.txid, postbus.now_(), x.leaf, x.id, postbus._lane_now(p_key, x.value),
+    p_type, p_key, p_payload, p_blob, p_headers
+  from (
+    select s.id, s.name, s.leaf, s.id_seq, s.notify, s.register, pg_catalog.pg_current_xact_id() as txid,
+      case when pg_catalog.pg_current_xact_id() is not null then pg_catalog.pg_sequence_last_value(s.register) end as value
+    from postbus.stream s
+    where s.name operator(pg_catalog.=) p_stream and s.xmin operator(pg_catalog.=) s.stamp and s.young is null and not s.bound
+    offset 0) x
+  where postbus._wake(x.notify, x.name, x.register, x.value)
+  returning id into v_id;
+  return v_id;
 end
 $$;
 
@@ -118,7 +103,7 @@ begin
     raise exception using errcode = 'PB003', message = format('publish to stream %L needs a payload and a type', p_stream);
   end if;
   if p_dedupe_key is not null then
-    v_first := postbus._dedupe(v_s, p_dedupe_key);
+    v_first := postbus._dedupe(v_s.id, v_s.dedupe_window, p_dedupe_key);
     if v_first is not null then
       return v_first;
     end if;
@@ -139,8 +124,8 @@ end
 $$;
 
 -- The id that a dedupe key already stands for, or null and the key is ours. Two producers with one key: the second waits
--- for the first to end. A key counts until its window ends, whatever became of the event.
-create or replace function postbus._dedupe(p_s postbus.stream, p_key text)
+-- for the first to end. A key counts until its window ends, whatever became of the event or message.
+create or replace function postbus._dedupe(p_object int, p_window interval, p_key text)
 returns bigint
 language plpgsql
 security definer
@@ -151,18 +136,19 @@ declare
   v_first bigint;
 begin
   insert into postbus.dedupe as d (stream_id, dedupe_key, id, expires_at)
-  values (p_s.id, p_key, 0, v_now + p_s.dedupe_window)
+  values (p_object, p_key, 0, v_now + p_window)
   on conflict (stream_id, dedupe_key) do update set expires_at = excluded.expires_at
     where d.expires_at <= v_now;
   if found then
     return null;
   end if;
-  select d.id into strict v_first from postbus.dedupe d where d.stream_id = p_s.id and d.dedupe_key = p_key;
+  select d.id into strict v_first from postbus.dedupe d where d.stream_id = p_object and d.dedupe_key = p_key;
   return v_first;
 end
 $$;
 
--- publish is text, jsonb or bytea; a plain string literal is text and is stored as it is. The wrappers are inlined.
+-- publish is text, jsonb or bytea; a plain string literal is text and is stored as it is. The wrappers are inlined: with
+-- options left out the planner has decided before the call that it is a plain one.
 create or replace function postbus.publish(
   stream text,
   payload text,
@@ -175,7 +161,10 @@ create or replace function postbus.publish(
 returns bigint
 language sql
 as $$
-  select postbus._publish(stream, payload, null, type, key, headers, deliver_at, dedupe_key)
+  select coalesce(
+    case when payload is not null and type is not null and deliver_at is null and dedupe_key is null
+      then postbus._publish(stream, payload, null, type, key, headers) end,
+    postbus._publish_other(stream, payload, null, type, key, headers, deliver_at, dedupe_key))
 $$;
 
 create or replace function postbus.publish(
@@ -190,7 +179,10 @@ create or replace function postbus.publish(
 returns bigint
 language sql
 as $$
-  select postbus._publish(stream, payload::text, null, type, key, headers, deliver_at, dedupe_key)
+  select coalesce(
+    case when payload is not null and type is not null and deliver_at is null and dedupe_key is null
+      then postbus._publish(stream, payload::text, null, type, key, headers) end,
+    postbus._publish_other(stream, payload::text, null, type, key, headers, deliver_at, dedupe_key))
 $$;
 
 create or replace function postbus.publish(
@@ -205,7 +197,10 @@ create or replace function postbus.publish(
 returns bigint
 language sql
 as $$
-  select postbus._publish(stream, null, payload, type, key, headers, deliver_at, dedupe_key)
+  select coalesce(
+    case when payload is not null and type is not null and deliver_at is null and dedupe_key is null
+      then postbus._publish(stream, null, payload, type, key, headers) end,
+    postbus._publish_other(stream, null, payload, type, key, headers, deliver_at, dedupe_key))
 $$;
 
 -- The core of publish_batch: ids in the order of the arrays, then one INSERT ... SELECT.
@@ -264,6 +259,9 @@ begin
     select e.id, v_txid, v_now, v_s.leaf, v_s.id, coalesce(v_lane, postbus._lane_now(e.key, v_register)), coalesce(e.type, 'default'),
       e.key, e.payload, e.blob, e.headers
     from unnest(v_ids, p_payloads, p_blobs, p_types, p_keys, p_headers) as e (id, payload, blob, type, key, headers);
+  end if;
+  if v_s.bound then
+    perform postbus._route(v_s.id, p_payloads, p_blobs, p_types, p_keys, p_headers);
   end if;
   perform postbus._wake(v_s.notify, v_s.name, v_s.register, v_register);
   return v_ids;
@@ -329,7 +327,7 @@ begin
     order by d.stream_id, d.due, d.id limit p_max for update skip locked
   loop
     delete from postbus.scheduled d where d.stream_id = p_stream_id and d.id = v_d.id;
-    perform postbus._publish(p_stream, v_d.payload, v_d.blob, v_d.type, v_d.key, v_d.headers, null, null);
+    perform postbus._publish_other(p_stream, v_d.payload, v_d.blob, v_d.type, v_d.key, v_d.headers, null, null);
     v_n := v_n + 1;
   end loop;
   return v_n;

@@ -424,7 +424,7 @@ begin
 end
 $$;
 
--- A paused stream or group hands out nothing new; publishing, acks and leases go on.
+-- A paused stream, group or queue hands out nothing new; publishing, sending, acks and leases go on.
 create or replace function postbus._set_paused(p_stream text, p_group text, p_paused boolean)
 returns void
 language plpgsql
@@ -432,9 +432,15 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_s postbus.stream := postbus._stream(p_stream);
+  v_queue int := postbus._queue_or_stream(p_stream, p_group);
+  v_s postbus.stream;
   v_g postbus."group";
 begin
+  if v_queue is not null then
+    update postbus.queue q set paused = p_paused where q.id = v_queue;
+    return;
+  end if;
+  v_s := postbus._stream(p_stream);
   if p_group is null then
     update postbus.stream s set paused = p_paused where s.id = v_s.id;
     perform postbus._stamp(v_s.id);

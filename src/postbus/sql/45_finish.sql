@@ -1,4 +1,4 @@
--- Finishing: ack, nack, extend, dead_letter. A receipt is s<token>:<id> for one message or s<token> for its batch. The
+-- Finishing what was consumed from a stream. A receipt is s<token>:<id> for one message or s<token> for its batch. The
 -- lease row itself is the fence: it is deleted or updated, so a late call finds nothing, and one from a stale snapshot
 -- gets a serialization error. Plans are pinned to indexes: a table that was tiny when they were made may be full of dead
 -- rows that an old snapshot holds.
@@ -15,7 +15,7 @@ begin
   select coalesce(r, 'null') into v_bad from unnest(p_receipts) r where r is null or r !~ '^s\d{1,18}(:\d{1,18})?$' limit 1;
   if v_bad is not null then
     raise exception using errcode = 'PB003', message = format('%L is not a receipt', v_bad),
-      hint = 'Pass the receipt or the batch of a message as consume returned it.';
+      hint = 'Pass the receipt or the batch of a message as consume or receive returned it.';
   end if;
   return query
   select x.token, case when bool_or(x.id = '') then null else array_agg(nullif(x.id, '')::bigint) end
@@ -180,8 +180,7 @@ begin
 end
 $$;
 
--- Finishes messages. Returns how many; PB004 if any receipt is no longer valid, and then nothing was changed.
-create or replace function postbus.ack(receipts text[])
+create or replace function postbus._stream_ack(p_receipts text[])
 returns int
 language sql
 security definer
@@ -189,38 +188,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
-  select coalesce(sum(postbus._ack(r.token, r.ids)), 0)::int from postbus._receipts(receipts) r
-$$;
-
-create or replace function postbus.ack(receipt text)
-returns int
-language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-declare
-  v_n int;
-begin
-  -- A whole batch from the log, which is most of them: the fence and the work are one DELETE.
-  if ack.receipt ~ '^s\d{1,18}$' then
-    delete from postbus.lease l where l.token = substr(ack.receipt, 2)::bigint and l.base is not null
-    returning coalesce(cardinality(l.ids), l.count) into v_n;
-    if found then
-      return v_n;
-    end if;
-  end if;
-  return postbus.ack(array[ack.receipt]);
-end
-$$;
-
--- Some messages of a batch, by id.
-create or replace function postbus.ack(receipt text, ids bigint[])
-returns int
-language sql
-as $$
-  select postbus.ack(array(select split_part(receipt, ':', 1) || ':' || x from unnest(ids) x))
+  select coalesce(sum(postbus._ack(r.token, r.ids)), 0)::int from postbus._receipts(p_receipts) r
 $$;
 
 -- How long to wait after a number of attempts: doubled each time up to the group's bound, spread by a quarter both ways.
@@ -323,9 +291,7 @@ begin
 end
 $$;
 
--- Gives messages back: they come again after delay (default: the group's backoff), or go to the dead letters after
--- max_attempts.
-create or replace function postbus.nack(receipts text[], delay interval default null, reason text default null)
+create or replace function postbus._stream_nack(p_receipts text[], p_delay interval, p_reason text, p_final boolean)
 returns int
 language sql
 security definer
@@ -333,41 +299,10 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
-  select coalesce(sum(postbus._nack(r.token, r.ids, case when delay is not null then greatest(delay, interval '0') end,
-    coalesce(reason, 'nack'), false)), 0)::int
-  from postbus._receipts(receipts) r
+  select coalesce(sum(postbus._nack(r.token, r.ids, p_delay, p_reason, p_final)), 0)::int from postbus._receipts(p_receipts) r
 $$;
 
-create or replace function postbus.nack(receipt text, delay interval default null, reason text default null)
-returns int
-language sql
-as $$
-  select postbus.nack(array[receipt], delay, reason)
-$$;
-
--- Gives messages up at once.
-create or replace function postbus.dead_letter(receipts text[], reason text default null)
-returns int
-language sql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-  select coalesce(sum(postbus._nack(r.token, r.ids, null, coalesce(reason, 'given up'), true)), 0)::int
-  from postbus._receipts(receipts) r
-$$;
-
-create or replace function postbus.dead_letter(receipt text, reason text default null)
-returns int
-language sql
-as $$
-  select postbus.dead_letter(array[receipt], reason)
-$$;
-
--- A heartbeat: the lease runs for at least that long from now (default: the group's lease); it is never shortened.
--- Returns when it ends.
-create or replace function postbus.extend(receipts text[], lease interval default null)
+create or replace function postbus._stream_extend(p_receipts text[], p_lease interval)
 returns timestamptz
 language plpgsql
 security definer
@@ -380,11 +315,8 @@ declare
   v_until timestamptz;
   v_least timestamptz;
 begin
-  if extend.lease <= interval '0' then
-    raise exception using errcode = 'PB003', message = 'extend needs a lease longer than zero';
-  end if;
-  for v_token in select r.token from postbus._receipts(receipts) r loop
-    update postbus.lease l set expires_at = greatest(l.expires_at, postbus.now_() + coalesce(extend.lease, g.lease))
+  for v_token in select r.token from postbus._receipts(p_receipts) r loop
+    update postbus.lease l set expires_at = greatest(l.expires_at, postbus.now_() + coalesce(p_lease, g.lease))
     from postbus."group" g
     where l.token = v_token and g.id = l.group_id
     returning l.expires_at into v_until;
@@ -395,13 +327,6 @@ begin
   end loop;
   return v_least;
 end
-$$;
-
-create or replace function postbus.extend(receipt text, lease interval default null)
-returns timestamptz
-language sql
-as $$
-  select postbus.extend(array[receipt], lease)
 $$;
 
 -- Takes expired leases of a slot back, under the slot's lock. One whose owner is just finishing it is left alone.

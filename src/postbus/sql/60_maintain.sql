@@ -353,7 +353,8 @@ begin
   return next;
   step := 'dedupe';
   with d as (
-    delete from postbus.dedupe x where x.stream_id = p_s.id and x.expires_at <= postbus.now_() - interval '1 minute' returning 1)
+    delete from postbus.dedupe x where x.ctid = any (array(
+      select y.ctid from postbus.dedupe y where y.stream_id = p_s.id and y.expires_at <= postbus.now_() - interval '1 minute' for update skip locked)) returning 1)
   select count(*) into done from d;
   return next;
   step := 'prune';
@@ -463,7 +464,8 @@ begin
 end
 $$;
 
--- Rotation, retention, counting, pruning, scheduled events: for every stream. Call it every second or so (`postbus maintain`
+-- Rotation, retention, counting, pruning, scheduled events for every stream; expiry, marks and keys for every queue; the
+-- archive; schedules. Call it every second or so (`postbus maintain`
 -- --every 1, pg_cron). Truncation locks a leaf until the transaction ends, so it is left out inside a transaction block, as
 -- far as a function can tell (the transaction began with this statement and has no xid); clean says it outright.
 -- Returns what it did and, in problem, what went wrong for which object.
@@ -495,6 +497,18 @@ begin
       return query select v_name, 'failed', 0::bigint, sqlerrm;
     end;
   end loop;
+  for v_name in select q.name from postbus.queue q order by random() loop
+    begin
+      return query select v_name, m.step, m.done, null::text from postbus._maintain_queue(v_name) m where m.done > 0;
+    exception when others then
+      return query select v_name, 'failed', 0::bigint, sqlerrm;
+    end;
+  end loop;
+  begin
+    return query select 'schedules', 'fired', f.n::bigint, null::text from postbus._fire_schedules(postbus.now_()) f (n) where f.n > 0;
+  exception when others then
+    return query select 'schedules', 'failed', 0::bigint, sqlerrm;
+  end;
   for v_name in select t.name from postbus.trash t loop
     begin
       perform postbus._drop_trash(v_name);
@@ -507,6 +521,12 @@ begin
       return query select 'captures', 'partitions', c.n::bigint, null::text from postbus._maintain_captures() c(n) where c.n > 0;
     exception when others then
       return query select 'captures', 'failed', 0::bigint, sqlerrm;
+    end;
+    begin
+      return query select 'archive', 'days made', c.n::bigint, null::text from postbus._make_archive_days() c (n) where c.n > 0;
+      return query select 'archive', d.name || ' dropped', 1::bigint, null::text from postbus._drop_archive_day() d (name) where d.name is not null;
+    exception when others then
+      return query select 'archive', 'failed', 0::bigint, sqlerrm;
     end;
     begin
       v_name := postbus._clean_one();

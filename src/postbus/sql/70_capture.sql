@@ -119,7 +119,8 @@ create or replace function postbus._capture_context(
   out hide text[],                    -- columns that before and after leave out
   out head text,
   out tail text,
-  out plain boolean
+  out plain boolean,
+  out route_after bigint              -- queues are bound to the stream: they get what has larger ids
 )
 language plpgsql
 security definer
@@ -177,6 +178,7 @@ begin
         or v_c.columns is not null and not (case when v_c.home then r.attnum = any (v_c.nos) else r.attname = any (v_c.columns) end)
         or v_c.exclude is not null and case when v_c.home then r.attnum = any (v_c.nos) else r.attname = any (v_c.exclude) end));
   plain := true;
+  route_after := case when v_s.bound then pg_sequence_last_value(id_seq) end;
 end
 $$;
 
@@ -334,12 +336,12 @@ begin
   end if;
   select x.relid, x.stream_id, x.name as stream, x.leaf, x.id_seq, x.register, x.value, x.notify, x.txid, postbus.now_() as at,
     (x.value & 4095)::int as lanes, x.keys, case when cardinality(x.keys) = 1 then x.keys[1] end as key1, x.lax,
-    '{}'::text[] as hide, x.head, ',"txid":"' || x.txid::text || '"}' as tail, x.plain
+    '{}'::text[] as hide, x.head, ',"txid":"' || x.txid::text || '"}' as tail, x.plain, null::bigint as route_after
   into v
   from (
     select c.relid, c.stream_id, s.name, s.leaf, s.id_seq, s.register, s.notify, c.keys, c.lax, c.head, pg_current_xact_id() as txid,
       case when pg_current_xact_id() is not null then pg_sequence_last_value(s.register) end as value,
-      s.xmin = s.stamp and s.young is null and not c.narrow and c.source = postbus._capture_source(c.relid, c.key_index) as plain
+      s.xmin = s.stamp and s.young is null and not s.bound and not c.narrow and c.source = postbus._capture_source(c.relid, c.key_index) as plain
     from postbus.capture c join postbus.stream s on s.id = c.stream_id
     where c.id = tg_argv[0]::int
     offset 0) x;
@@ -393,6 +395,9 @@ begin
   if pg_trigger_depth() > 1 or v_depth <> '' then
     perform set_config(v_flag, pg_trigger_depth()::text, true);
   end if;
+  if v.route_after is not null then
+    perform postbus._route_log(v.stream_id, v.leaf, v.txid, v.route_after);
+  end if;
   perform postbus._wake(v.notify, v.stream, v.register, v.value);
   return null;
 end
@@ -428,6 +433,9 @@ begin
       execute postbus._publish_sql('', format(
         'select ''delete'' as op, t.j, t.j as before, null::jsonb as after from (select to_jsonb(t.*) as j from only %s t offset 0) t', tg_relid::regclass))
       using v.id_seq, v.txid, v.at, v.leaf, v.stream_id, v.lanes, v.key1, v.keys, v.head, v.tail, v.hide;
+      if v.route_after is not null then
+        perform postbus._route_log(v.stream_id, v.leaf, v.txid, v.route_after);
+      end if;
     end if;
     return null;
   end if;
@@ -437,6 +445,9 @@ begin
     select nextval(v.id_seq), v.txid, v.at, v.leaf, v.stream_id, l, 'truncate',
       postbus._change('truncate', v.head, 'null', null, null, format(',"lane":%s,"lanes":%s', l, v.lanes) || v.tail)
     from generate_series(0, v.lanes - 1) l;
+  end if;
+  if v.route_after is not null then
+    perform postbus._route_log(v.stream_id, v.leaf, v.txid, v.route_after);
   end if;
   perform postbus._wake(v.notify, v.stream, v.register, v.value);
   return null;

@@ -87,15 +87,24 @@ begin
 end
 $$;
 
--- Messages that are out with a worker right now.
+-- Messages that are out with a worker right now. For a queue, batch is the receipt of one message.
 create or replace function postbus.in_flight(name text default null)
 returns table (stream text, "group" text, batch text, messages int, worker text, taken_at timestamptz, expires_at timestamptz)
 language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select g.stream_name, g.name, 's' || l.token, coalesce(cardinality(l.ids), l.count), l.worker, l.at, l.expires_at
-  from postbus.lease l join postbus."group" g on g.id = l.group_id
-  where in_flight.name is null or g.stream_name = in_flight.name
-  order by l.token
+  select * from (
+    select g.stream_name, g.name, 's' || l.token, coalesce(cardinality(l.ids), l.count), l.worker, l.at, l.expires_at
+    from postbus.lease l join postbus."group" g on g.id = l.group_id
+    where in_flight.name is null or g.stream_name = in_flight.name
+    order by l.token) s
+  union all
+  select * from (
+    select q.name, null, postbus._receipt(postbus._prefix(q.*), m.id, m.claim, m.tid), 1, nullif(m.worker, ''), null::timestamptz, m.due
+    from postbus.queue q join (
+      select m.queue_id, m.id, m.claim, m.worker, m.due, m.ctid as tid from postbus.queued m where m.worker is not null
+      union all select m.queue_id, m.id, m.claim, m.worker, m.due, m.ctid from postbus.queued_unlogged m where m.worker is not null) m on m.queue_id = q.id
+    where (in_flight.name is null or q.name = in_flight.name) and m.due > postbus.now_()
+    order by m.due, m.id) q
 $$;

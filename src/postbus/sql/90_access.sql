@@ -7,8 +7,10 @@ revoke execute on all functions in schema postbus from public;
 do $$
 declare
   v_role text;
-  v_look text[] := array['version', 'now_', 'list_streams', 'list_groups', 'list_captures', 'in_flight', 'dead_letters'];
-  v_work text[] := array['publish', '_publish', 'publish_batch', '_publish_batch', 'consume', 'ack', 'nack', 'extend', 'dead_letter', 'tick'];
+  v_look text[] := array['version', 'now_', 'list_streams', 'list_groups', 'list_captures', 'in_flight', 'dead_letters',
+    'list_queues', 'list_key_policies', 'list_bindings', 'list_schedules', 'peek', 'archived', 'next_due'];
+  v_work text[] := array['publish', '_publish', '_publish_other', 'publish_batch', '_publish_batch', 'consume', 'ack', 'nack', 'extend', 'dead_letter', 'tick',
+    '_give_back', 'send', '_send', 'send_batch', '_send_other', 'send_topic', '_send_topic', 'receive', 'pop', 'cancel'];
   v_function regprocedure;
 begin
   foreach v_role in array array['postbus_reader', 'postbus_writer', 'postbus_admin'] loop

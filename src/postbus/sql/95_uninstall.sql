@@ -8,3 +8,4 @@ begin
   drop schema postbus cascade;
 end
 $$;
+revoke execute on function postbus.uninstall() from public;
