@@ -10,6 +10,7 @@ create table if not exists postbus.queue (
   id int primary key,                 -- from stream_id: streams and queues are one name space
   name text not null unique,
   register regclass not null,         -- time of the next NOTIFY, priorities in use, marks in use: see 53_send
+  head regclass not null,             -- where claims begin to read, in ms; 0: at the old end. See 55_marks
   plain boolean not null,             -- a message is an INSERT and nothing else
   lease interval not null,
   max_attempts int not null,

@@ -117,7 +117,9 @@ begin
   v_q.id := nextval('postbus.stream_id');
   execute format('create sequence postbus.register_%s minvalue 0', v_q.id);
   v_q.register := format('postbus.register_%s', v_q.id)::regclass;
-  perform setval(v_q.register, 1);
+  execute format('create sequence postbus.head_%s minvalue 0', v_q.id);
+  v_q.head := format('postbus.head_%s', v_q.id)::regclass;
+  perform setval(v_q.register, 1), setval(v_q.head, 0);
   insert into postbus.queue select v_q.*;
   perform postbus._refresh_plain(v_q.id);
   if v_q.archive then
@@ -222,7 +224,7 @@ begin
   delete from postbus.dedupe d where d.stream_id = v_q.id;
   delete from postbus.binding b where b.queue_id = v_q.id;
   delete from postbus.dead_letter d where d.queue_id = v_q.id;
-  insert into postbus.trash (name) values (format('postbus.register_%s', v_q.id));
+  insert into postbus.trash (name) values (format('postbus.register_%s', v_q.id)), (format('postbus.head_%s', v_q.id));
 end
 $$;
 

@@ -82,7 +82,7 @@ end
 $$;
 
 -- Hands out up to max messages that are due, for the length of the lease (default: the queue's). The case that most queues
--- are in is here whole, in two statements: one priority, no key policy, no marks. The rows come back in the order of the
+-- are in is here whole, in two statements: one priority, no key policy. The rows come back in the order of the
 -- index: a nested loop is the only plan that is left to the planner.
 create or replace function postbus.receive(
   queue text,
@@ -107,9 +107,12 @@ declare
   v_most int;
   v_prefix text;
   v_until timestamptz;
+  v_head bigint;
+  v_from timestamptz := '-infinity';
+  v_n int;
 begin
-  select q.id, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease)
-  into v_queue, v_most, v_prefix, v_until
+  select q.id, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease), pg_sequence_last_value(q.head)
+  into v_queue, v_most, v_prefix, v_until, v_head
   from postbus.queue q
   where q.name = receive.queue and not q.paused and not q.keyed and not q.unlogged and pg_sequence_last_value(q.register) & 4095 = 1
     and receive.max between 1 and 10000 and (receive.lease is null or receive.lease between interval '1 microsecond' and interval '1000 years')
@@ -118,19 +121,29 @@ begin
     return query select r.* from postbus._receive_other(receive.queue, receive.max, receive.lease, coalesce(receive.worker, ''), receive.type, v_now) r;
     return;
   end if;
+  if v_head > 0 then
+    v_from := postbus._begin_at(v_queue, v_head);
+  end if;
   return query
   update postbus.queued m set due = v_until, attempt = m.attempt + 1, claim = m.claim + 1, created_at = coalesce(m.created_at, m.due), tracked = false, worker = coalesce(receive.worker, '')
   from (
     select x.ctid as tid from postbus.queued x
-    where x.queue_id = v_queue and x.priority = 0::smallint and x.due <= v_now and not x.keyed
+    where x.queue_id = v_queue and x.priority = 0::smallint and x.due >= v_from and x.due <= v_now and not x.keyed
       and (receive.type is null or x.type = receive.type)
       and (x.attempt < v_most and (x.expires_at is null or x.expires_at > v_now) or postbus._bury(v_queue, x.ctid, x.id, v_now))
     order by x.queue_id, x.priority, x.due, x.id limit receive.max for update skip locked) c
   where m.ctid = c.tid
   returning m.id, m.type, m.key, m.payload, m.blob, m.headers, m.created_at, m.attempt,
     postbus._receipt(v_prefix, m.id, m.claim, m.ctid), m.priority, m.state;
-  if clock_timestamp() > v_now + interval '2 ms' then
-    perform postbus._note_walk(v_queue, v_now);
+  get diagnostics v_n = row_count;
+  if v_head > 0 and v_n = 0 and v_from > '-infinity' and postbus._scan_is_short(v_queue) then
+    -- Nothing is only said after a look at everything.
+    return query
+    select r.* from postbus.queue q, postbus._claim_range(q.*, 0, '-infinity', v_now, receive.max, v_until, coalesce(receive.worker, ''), receive.type, v_now) r
+    where q.id = v_queue;
+  end if;
+  if v_head > 0 and v_from = '-infinity' or random() < 0.02 or clock_timestamp() > v_now + interval '1 ms' then
+    perform postbus._note_walk(v_queue, v_head, v_from, v_now);
   end if;
 end
 $$;
@@ -160,9 +173,9 @@ begin
 end
 $$;
 
--- The first due time in a range of one priority, and how many index entries had to be read for it.
+-- The first due time in a range of one priority, and how many index entries and pages had to be read for it.
 create or replace function postbus._first_due(p_queue int, p_level int, p_from timestamptz, p_to timestamptz,
-  out first timestamptz, out walked bigint)
+  out first timestamptz, out walked bigint, out pages bigint)
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -172,10 +185,12 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
   walked := pg_stat_get_xact_tuples_returned('postbus.queued_due'::regclass);
+  pages := pg_stat_get_xact_blocks_fetched('postbus.queued_due'::regclass);
   select m.due into first from postbus.queued m
   where m.queue_id = p_queue and m.priority = p_level::smallint and m.due >= p_from and m.due <= p_to and not m.keyed
   order by m.queue_id, m.priority, m.due, m.id limit 1;
   walked := pg_stat_get_xact_tuples_returned('postbus.queued_due'::regclass) - walked;
+  pages := pg_stat_get_xact_blocks_fetched('postbus.queued_due'::regclass) - pages;
 end
 $$;
 

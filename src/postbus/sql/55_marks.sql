@@ -1,7 +1,8 @@
--- Low-water marks. While an old snapshot keeps the index entries of finished messages alive, a claim would walk all of
--- them. A mark says where to begin instead. It is a hint: what committed late or came back behind it is found when the
--- whole range is read again, every second, or 20 times as long as that takes (docs/adr/0010-marks.md). Marks are in use
--- only after a claim has walked too far for nothing; without an old snapshot that does not happen, and nothing is late.
+-- Where a claim begins to read (docs/adr/0010-marks.md). The index entries of finished messages stay until no snapshot can
+-- see them, and their pages until the next vacuum; a claim from the old end would walk all of them. A mark says where to
+-- begin instead. It is a hint: what committed late or came back behind it is found when the whole range is read again.
+
+-- First for queues with several priorities. Marks are in use after a claim has walked far for nothing.
 
 -- Where to begin; -infinity: read it all, this time.
 create or replace function postbus._mark(p_q postbus.queue, p_level int, p_now timestamptz)
@@ -57,20 +58,53 @@ begin
 end
 $$;
 
--- A claim took long. Was it the walk?
-create or replace function postbus._note_walk(p_queue int, p_now timestamptz)
+-- Then for queues with one priority, which most are, with less to write: the head is a sequence, and each session
+-- remembers when it is to read the whole range again. It is in use whenever there are many pages of finished messages at
+-- the old end, also without an old snapshot, between two vacuums; then the whole range is soon read again.
+create or replace function postbus._begin_at(p_queue int, p_head bigint)
+returns timestamptz
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if coalesce(nullif(split_part(current_setting('postbus.scan_' || p_queue, true), ':', 1), '')::float8, 0) < date_part('epoch', clock_timestamp())
+      and pg_try_advisory_xact_lock(1886351994, p_queue) then
+    return '-infinity';
+  end if;
+  return to_timestamp(p_head / 1000.0);
+end
+$$;
+
+create or replace function postbus._scan_is_short(p_queue int)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select coalesce(nullif(split_part(current_setting('postbus.scan_' || p_queue, true), ':', 2), '')::float8, 0) < 0.005
+$$;
+
+-- Where does what matters begin? p_now is when the claim began that asks.
+create or replace function postbus._note_walk(p_queue int, p_head bigint, p_from timestamptz, p_now timestamptz)
 returns void
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_probe record := postbus._first_due(p_queue, 0, '-infinity', p_now);
+  v_began timestamptz := clock_timestamp();
+  v_probe record := postbus._first_due(p_queue, 0, p_from, p_now);
+  v_took float8 := date_part('epoch', clock_timestamp() - v_began);
 begin
-  -- What others are just claiming is not long dead; thousands of entries are.
-  if v_probe.walked > 5000 then
-    perform postbus._set_mark(q.*, 0, coalesce(v_probe.first, p_now), '-infinity', v_probe.walked, p_now)
-    from postbus.queue q where q.id = p_queue;
+  if p_from = '-infinity' then
+    -- When to read it all again, and how long that takes.
+    perform set_config('postbus.scan_' || p_queue, date_part('epoch', clock_timestamp()) + greatest(0.05, 20 * v_took) || ':' || v_took, false);
+  end if;
+  if v_probe.pages > 20 then
+    perform setval(q.head, (date_part('epoch', coalesce(v_probe.first, p_now)) * 1000)::bigint - 1) from postbus.queue q where q.id = p_queue;
+  elsif p_from = '-infinity' and p_head > 0 and v_probe.pages <= 10 then
+    perform setval(q.head, 0) from postbus.queue q where q.id = p_queue;
   end if;
 end
 $$;
