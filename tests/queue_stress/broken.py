@@ -66,7 +66,7 @@ def attempts_not_capped(c: Connection) -> None:
         c.execute(text.encode())
 
 
-LEVELS = re.compile(r"\n *v_levels := array\(.*?;(?=\n)")
+LEVELS = re.compile(r"\n *v_bits := pg_sequence_last_value.*?;\n *v_levels := .*?;(?=\n)")
 FOLD = "    v_folded := postbus._fold_wakes(p_q.id, v_width"
 WAIT = f"    perform pg_advisory_xact_lock({GATE});\n"
 

@@ -148,25 +148,30 @@ begin
 end
 $$;
 
--- Everything that receive has not done itself, and what is wrong with it.
+-- Everything that receive has not done itself, and what is wrong with it. With receive's rights and settings.
 create or replace function postbus._receive_other(p_queue text, p_max int, p_lease interval, p_worker text, p_type text, p_now timestamptz)
 returns setof postbus.work
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_q postbus.queue := postbus._queue(p_queue);
-  v_until timestamptz := p_now + coalesce(p_lease, v_q.lease);
+  v_q postbus.queue;
+  v_until timestamptz;
 begin
-  perform postbus._check_receive('receive', p_queue, p_max, p_lease);
+  select q.* into v_q from postbus.queue q where q.name = p_queue;
+  if not found then
+    v_q := postbus._queue(p_queue);
+  end if;
+  if p_max between 1 and 10000 is not true or p_lease is not null or current_setting('transaction_isolation') <> 'read committed' then
+    perform postbus._check_receive('receive', p_queue, p_max, p_lease);
+  end if;
   if v_q.paused then
     return;
   end if;
-  if v_q.unlogged then
-    return query select r.* from postbus._receive_levels_unlogged(v_q, p_max, v_until, p_worker, p_type, p_now) r;
-  elsif v_q.keyed then
+  v_until := p_now + coalesce(p_lease, v_q.lease);
+  if v_q.keyed then
     return query select r.* from postbus._receive_keyed(v_q, p_max, v_until, p_worker, p_type, p_now) r;
+  elsif v_q.unlogged then
+    return query select r.* from postbus._receive_levels_unlogged(v_q, p_max, v_until, p_worker, p_type, p_now) r;
   else
     return query select r.* from postbus._receive_levels(v_q, p_max, v_until, p_worker, p_type, p_now) r;
   end if;
@@ -229,24 +234,28 @@ $$;
 create or replace function postbus._receive_keyed(p_q postbus.queue, p_max int, p_until timestamptz, p_worker text, p_type text, p_now timestamptz)
 returns setof postbus.work
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
 as $$
 declare
+  v_free boolean;
   v_n int := 0;
 begin
-  if random() < 0.5 then
+  -- Of priority 0, which is most of them, a glance tells whether there are any without a key.
+  perform from postbus.queued m where m.queue_id = p_q.id and m.priority = 0::smallint and m.due <= p_now and not m.keyed
+  order by m.queue_id, m.priority, m.due, m.id limit 1;
+  v_free := found or pg_sequence_last_value(p_q.register) & 4095 <> 1;
+  if v_free and random() < 0.5 then
     return query select r.* from postbus._receive_levels(p_q, p_max, p_until, p_worker, p_type, p_now) r;
     get diagnostics v_n = row_count;
-    if v_n < p_max then
-      return query select r.* from postbus._receive_keys(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
-    end if;
-    return;
+    v_free := false;
   end if;
-  return query select r.* from postbus._receive_keys(p_q, p_max, p_until, p_worker, p_type, p_now) r;
-  get diagnostics v_n = row_count;
   if v_n < p_max then
-    return query select r.* from postbus._receive_levels(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
+    return query select r.* from postbus._receive_keys(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
+    if v_free then
+      get diagnostics v_n = row_count;
+      if v_n < p_max then
+        return query select r.* from postbus._receive_levels(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
+      end if;
+    end if;
   end if;
 end
 $$;

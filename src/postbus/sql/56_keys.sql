@@ -136,19 +136,15 @@ begin
 end
 $$;
 
+-- The functions from here on are called by receive and upkeep alone, and run with their rights and settings: setting them
+-- again for each would cost as much as what they do.
+
 -- Wakes into key_state, for the first p_keys keys among the oldest p_window wakes. Few keys at a time: the claim holds
 -- their rows until its transaction ends. Keys that somebody else has locked keep their wakes for later. Returns how many
--- keys it got.
+-- keys it got; null: there were no wakes.
 create or replace function postbus._fold_wakes(p_queue int, p_keys int, p_window int, p_now timestamptz)
 returns int
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_keys text[];
@@ -159,7 +155,7 @@ begin
       select x.key, x.id from postbus.key_wake x where x.queue_id = p_queue order by x.queue_id, x.id limit p_window) w
     group by w.key order by min(w.id) limit p_keys);
   if cardinality(v_keys) = 0 then
-    return 0;
+    return null;
   end if;
   v_mine := array(select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (v_keys));
   if cardinality(v_mine) < cardinality(v_keys) then
@@ -195,17 +191,11 @@ create or replace function postbus._receive_keys(p_q postbus.queue, p_max int, p
   p_now timestamptz)
 returns setof postbus.work
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_width int := least(p_max, 64);    -- keys a turn
   v_left int := p_max;
+  v_bits int;
   v_levels smallint[];
   v_keys text[];
   v_idle text[] := '{}';              -- keys that had nothing for us
@@ -224,13 +214,16 @@ begin
       v_folded := postbus._fold_wakes(p_q.id, 64, 10000, p_now);
     end if;
     -- After the wakes: what they told of may be of a new priority, or under a new policy.
-    select q.* into p_q from postbus.queue q where q.id = p_q.id;
-    exit when not found;
-    v_levels := array(select i::smallint from generate_series(9, 0, -1) i where pg_sequence_last_value(p_q.register) & (1 << i) <> 0);
+    if v_folded > 0 then
+      select q.* into p_q from postbus.queue q where q.id = p_q.id;
+      exit when not found;
+    end if;
+    v_bits := pg_sequence_last_value(p_q.register) & 1023;
+    v_levels := case when v_bits = 1 then '{0}' else array(select i::smallint from generate_series(9, 0, -1) i where v_bits & (1 << i) <> 0) end;
     v_keys := array(
       select k.key from postbus.key_state k where k.queue_id = p_q.id and k.ready_at <= p_now and k.key <> all (v_idle)
       order by k.queue_id, k.ready_at, k.key limit v_width for update skip locked);
-    exit when cardinality(v_keys) = 0 and v_folded = 0;
+    exit when cardinality(v_keys) = 0 and coalesce(v_folded, 0) = 0;
     -- Under the locks, with a new snapshot: who ended meanwhile is seen. The clock stays that of the call, for rates too: one
     -- that was overtaken is late, and gets less.
     select array_agg(x.tid order by x.round, x.turn, x.n), array_agg(x.key order by x.round, x.turn, x.n) into v_tids, v_owners
@@ -261,13 +254,6 @@ $$;
 create or replace function postbus._pick(p_q postbus.queue, p_keys text[], p_share int, p_levels smallint[], p_type text, p_now timestamptz)
 returns table (key text, tid tid, round bigint, turn bigint, n bigint)
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 begin
@@ -325,13 +311,6 @@ $$;
 create or replace function postbus._park(p_q postbus.queue, p_keys text[], p_owners text[], p_levels smallint[], p_now timestamptz)
 returns void
 language plpgsql
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan
 as $$
 begin
   update postbus.key_state s set tat = y.tat,

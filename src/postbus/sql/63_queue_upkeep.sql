@@ -33,6 +33,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -62,7 +65,7 @@ begin
   if v_q.keyed then
     return query select 'adopted', postbus._adopt_keys(v_q.id, 10000)::bigint;
     -- What claims have not come to.
-    return query select 'wakes', postbus._fold_wakes(v_q.id, 1000, 10000, v_now)::bigint;
+    return query select 'wakes', coalesce(postbus._fold_wakes(v_q.id, 1000, 10000, v_now), 0)::bigint;
     -- Keys without messages, once their rate has been paid for, also by the clock of a claim that began a while ago.
     with c as materialized (
       select s.key from postbus.key_state s where s.queue_id = v_q.id and s.ready_at = 'infinity' and s.tat <= v_now - interval '1 minute'
