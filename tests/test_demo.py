@@ -16,7 +16,7 @@ def test_demo_on_an_embedded_server(tmp_path: Path) -> None:
     code, out, err = run_process(None, "demo", TMPDIR=str(tmp_path))
     assert code == 0, out + err
     assert "WRONG" not in out
-    assert out.count("ok     ") == 9
+    assert out.count("ok     ") == 11
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,7 +37,7 @@ def test_counts_are_exact(emptydb: Database) -> None:
     assert result.published == result.delivered["billing"] == result.delivered["analytics"]
     assert result.changes == result.delivered["mirror"]
     assert result.seconds < 30  # under one on an idle machine
-    assert len(said) == 5
+    assert len(said) == 6
 
 
 def test_demo_notices_what_is_wrong(emptydb: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,10 @@ def run(conn: Connection, say: Callable[[str], None] = lambda text: None) -> Res
     analysed = [m for batch in _batches(conn, "orders", "analytics", result) for m in _acked(conn, batch)]
     say("a mirror follows the changes of the table")
     mirror = _mirror(conn, result)
+    say("a queue sends e-mails, one at a time to each customer")
+    mailed = _mail(conn, result)
     _check(conn, result, billed, analysed, mirror)
+    _check_mail(result, mailed, analysed)
     result.seconds = time.monotonic() - begun
     return result
 
@@ -83,6 +86,10 @@ def _set_up(conn: Connection) -> None:
     ):
         conn.execute("select postbus.create_group(%s, %s, %s::jsonb)", (stream, group, json.dumps(options)))
     conn.execute("select postbus.capture('orders'::regclass, 'order_changes')")
+    # Every payment is a job too: it goes into the queue in the transaction that publishes it.
+    conn.execute("select postbus.create_queue('emails')")
+    conn.execute("select postbus.set_key_policy('emails', concurrency => 1)")
+    conn.execute("select postbus.bind('emails', 'order.paid', 'orders')")
 
 
 class _ChangedMindError(Exception):
@@ -176,6 +183,42 @@ def _mirror(conn: Connection, result: Result) -> dict[int, Row]:
             mirror[change["key"]["id"]] = change["after"]
             result.delivered["mirror"] += 1
     return mirror
+
+
+def _mail(conn: Connection, result: Result) -> list[list[Row]]:
+    """Take what is ready again and again until the queue is empty; one e-mail bounces and comes again."""
+    rounds: list[list[Row]] = []
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with conn.cursor(row_factory=dict_row) as cursor:
+            batch = cursor.execute("select * from postbus.receive('emails', 50)").fetchall()
+        if not batch:
+            if conn.execute("select postbus.next_due('emails')").fetchone() == (None,):
+                return rounds
+            time.sleep(0.01)
+            continue
+        bounced = [m["receipt"] for m in batch if not result.redelivered["emails"] and m is batch[0]]
+        if bounced:
+            conn.execute("select postbus.nack(%s::text[], interval '20 ms', 'mailbox busy')", (bounced,))
+            result.redelivered["emails"] += 1
+        rounds.append(_acked(conn, [m for m in batch if m["receipt"] not in bounced]))
+        result.delivered["emails"] += len(rounds[-1])
+    return rounds
+
+
+def _check_mail(result: Result, mailed: list[list[Row]], analysed: list[Row]) -> None:
+    def paid(messages: list[Row]) -> list[tuple[str, int]]:
+        numbered = ((m["key"], json.loads(m["payload"])["order"]) for m in messages)
+        return sorted(numbered, key=lambda x: x[0])
+
+    sent = [m for batch in mailed for m in batch]
+    one_at_a_time = all(len({m["key"] for m in batch}) == len(batch) for batch in mailed)
+    events = [m for m in analysed if m["type"] == "order.paid"]
+    result.checks += [
+        # Sorted by customer, which leaves the order of each: the one that bounced has kept its place.
+        ("every payment was mailed once, in the order of each customer", paid(sent) == paid(events)),
+        ("no customer had two e-mails on the way", one_at_a_time and result.redelivered["emails"] == 1),
+    ]
 
 
 def _check(

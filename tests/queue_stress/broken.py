@@ -46,7 +46,7 @@ def running_not_counted(c: Connection) -> None:
 def wakes_of_locked_keys_deleted(c: Connection) -> None:
     """Wakes that nobody has locked are folded without a look at who has the row of their key."""
     text = str(
-        value(c, "select pg_get_functiondef('postbus._fold_wakes(int, int, int, timestamptz)'::regprocedure)")
+        value(c, "select pg_get_functiondef('postbus._fold_wakes(int, bigint, int, int, timestamptz)'::regprocedure)")
     )
     text, n = re.subn(
         r"limit p_window\) x\s+where x\.key = any \(v_mine\)",
@@ -67,7 +67,7 @@ def attempts_not_capped(c: Connection) -> None:
 
 
 LEVELS = re.compile(r"\n *v_bits := pg_sequence_last_value.*?;\n *v_levels := .*?;(?=\n)")
-FOLD = "    v_folded := postbus._fold_wakes(p_q.id, v_width"
+FOLD = "    v_folded := postbus._fold_wakes(p_q.id, v_first_wake, v_width"
 WAIT = f"    perform pg_advisory_xact_lock({GATE});\n"
 
 

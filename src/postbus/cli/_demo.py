@@ -41,6 +41,7 @@ def demo(dsn: Dsn = None) -> None:
         "  dead letters, redriven": f"{result.dead_letters}, {result.redriven}",
         "delivered to analytics (one order for all)": result.delivered["analytics"],
         "changes of the table captured": result.delivered["mirror"],
+        "e-mails sent from the queue (one at a time per customer)": result.delivered["emails"],
         "time": f"{result.seconds:.1f} s",
     }
     rows = [{"what": what, "count": str(count)} for what, count in facts.items()]

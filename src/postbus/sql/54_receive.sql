@@ -142,7 +142,7 @@ begin
     select r.* from postbus.queue q, postbus._claim_range(q.*, 0, '-infinity', v_now, receive.max, v_until, coalesce(receive.worker, ''), receive.type, v_now) r
     where q.id = v_queue;
   end if;
-  if v_head > 0 and v_from = '-infinity' or random() < 0.02 or clock_timestamp() > v_now + interval '1 ms' then
+  if v_head > 0 and v_from = '-infinity' or random() < (case when v_head > 0 then 0.2 else 0.02 end) or clock_timestamp() > v_now + interval '1 ms' then
     perform postbus._note_walk(v_queue, v_head, v_from, v_now);
   end if;
 end

@@ -101,7 +101,8 @@ begin
     -- When to read it all again, and how long that takes.
     perform set_config('postbus.scan_' || p_queue, date_part('epoch', clock_timestamp()) + greatest(0.05, 20 * v_took) || ':' || v_took, false);
   end if;
-  if v_probe.pages > 20 then
+  -- A descent to the leaf is three or four pages.
+  if v_probe.pages > (case when p_head > 0 then 6 else 20 end) then
     perform setval(q.head, (date_part('epoch', coalesce(v_probe.first, p_now)) * 1000)::bigint - 1) from postbus.queue q where q.id = p_queue;
   elsif p_from = '-infinity' and p_head > 0 and v_probe.pages <= 10 then
     perform setval(q.head, 0) from postbus.queue q where q.id = p_queue;

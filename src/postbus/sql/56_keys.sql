@@ -139,10 +139,10 @@ $$;
 -- The functions from here on are called by receive and upkeep alone, and run with their rights and settings: setting them
 -- again for each would cost as much as what they do.
 
--- Wakes into key_state, for the first p_keys keys among the oldest p_window wakes. Few keys at a time: the claim holds
+-- Wakes into key_state, for the first p_keys keys among the oldest p_window wakes from p_from on. Few keys at a time: the claim holds
 -- their rows until its transaction ends. Keys that somebody else has locked keep their wakes for later. Returns how many
 -- keys it got; null: there were no wakes.
-create or replace function postbus._fold_wakes(p_queue int, p_keys int, p_window int, p_now timestamptz)
+create or replace function postbus._fold_wakes(p_queue int, p_from bigint, p_keys int, p_window int, p_now timestamptz)
 returns int
 language plpgsql
 as $$
@@ -152,25 +152,20 @@ declare
 begin
   v_keys := array(
     select w.key from (
-      select x.key, x.id from postbus.key_wake x where x.queue_id = p_queue order by x.queue_id, x.id limit p_window) w
+      select x.key, x.id from postbus.key_wake x where x.queue_id = p_queue and x.id >= p_from order by x.queue_id, x.id limit p_window) w
     group by w.key order by min(w.id) limit p_keys);
   if cardinality(v_keys) = 0 then
     return null;
   end if;
-  v_mine := array(select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (v_keys));
-  if cardinality(v_mine) < cardinality(v_keys) then
-    -- Two sessions with the same new key: one makes the row, the other comes back to it. Nobody waits on the unique index.
-    insert into postbus.key_state (queue_id, key, ready_at, blocked_until, tat)
-    select p_queue, k, 'infinity', '-infinity', '-infinity' from unnest(v_keys) k
-    where case when k <> all (v_mine) then pg_try_advisory_xact_lock(hashtextextended(k, p_queue)) else false end
-    on conflict (queue_id, key) do nothing;
-  end if;
   v_mine := array(
     select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (v_keys) order by s.key for update skip locked);
+  if cardinality(v_mine) < cardinality(v_keys) then
+    v_mine := v_mine || postbus._new_keys(p_queue, v_keys);
+  end if;
   -- A statement of its own: what it sees was committed before the rows were locked.
   with c as materialized (
     select x.tid from (
-      select y.ctid as tid, y.key from postbus.key_wake y where y.queue_id = p_queue order by y.queue_id, y.id limit p_window) x
+      select y.ctid as tid, y.key from postbus.key_wake y where y.queue_id = p_queue and y.id >= p_from order by y.queue_id, y.id limit p_window) x
     where x.key = any (v_mine)),
   d as (
     delete from postbus.key_wake x using c where x.ctid = c.tid returning x.key, x.due, x.freed),
@@ -183,6 +178,26 @@ begin
     tat = case when g.due = '-infinity' then least(s.tat, p_now) else s.tat end
   from g where s.queue_id = p_queue and s.key = g.key;
   return cardinality(v_mine);
+end
+$$;
+
+-- Makes the rows of keys that have none yet. Two sessions with the same new key: one makes the row, the other comes back to
+-- it. Nobody waits on the unique index.
+create or replace function postbus._new_keys(p_queue int, p_keys text[])
+returns text[]
+language plpgsql
+as $$
+declare
+  v_there text[] := array(select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (p_keys));
+  v_new text[];
+begin
+  with i as (
+    insert into postbus.key_state (queue_id, key, ready_at, blocked_until, tat)
+    select p_queue, k, 'infinity', '-infinity', '-infinity' from unnest(p_keys) k
+    where case when k <> all (v_there) then pg_try_advisory_xact_lock(hashtextextended(k, p_queue)) else false end
+    on conflict (queue_id, key) do nothing returning key)
+  select array_agg(i.key) into v_new from i;
+  return coalesce(v_new, '{}');
 end
 $$;
 
@@ -203,15 +218,19 @@ declare
   v_owners text[];
   v_n int;
   v_folded int;
+  v_hint text[] := string_to_array(nullif(current_setting('postbus.keys_' || p_q.id, true), ''), ':');
+  v_whole boolean := v_hint is null or v_hint[1]::float8 < date_part('epoch', clock_timestamp());
+  v_first_wake bigint := case when v_whole then 0 else v_hint[3]::bigint end;
+  v_first_ready timestamptz := case when v_whole then '-infinity' else to_timestamp(v_hint[4]::float8) end;
 begin
   if random() < 0.02 then
     perform postbus._adopt_keys(p_q.id, 1000);
   end if;
   loop
-    v_folded := postbus._fold_wakes(p_q.id, v_width, 4 * v_width + 64, p_now);
+    v_folded := postbus._fold_wakes(p_q.id, v_first_wake, v_width, 4 * v_width + 64, p_now);
     if v_folded = 0 then
       -- The first wakes may all be for keys that others have locked.
-      v_folded := postbus._fold_wakes(p_q.id, 64, 10000, p_now);
+      v_folded := postbus._fold_wakes(p_q.id, v_first_wake, 64, 10000, p_now);
     end if;
     -- After the wakes: what they told of may be of a new priority, or under a new policy.
     if v_folded > 0 then
@@ -221,9 +240,17 @@ begin
     v_bits := pg_sequence_last_value(p_q.register) & 1023;
     v_levels := case when v_bits = 1 then '{0}' else array(select i::smallint from generate_series(9, 0, -1) i where v_bits & (1 << i) <> 0) end;
     v_keys := array(
-      select k.key from postbus.key_state k where k.queue_id = p_q.id and k.ready_at <= p_now and k.key <> all (v_idle)
+      select k.key from postbus.key_state k
+      where k.queue_id = p_q.id and k.ready_at >= v_first_ready and k.ready_at <= p_now and k.key <> all (v_idle)
       order by k.queue_id, k.ready_at, k.key limit v_width for update skip locked);
-    exit when cardinality(v_keys) = 0 and coalesce(v_folded, 0) = 0;
+    if cardinality(v_keys) = 0 and coalesce(v_folded, 0) = 0 then
+      -- Nothing is only said after a look at everything, unless that is known to take long.
+      exit when v_whole or v_left < p_max or v_hint[2]::float8 > 0.005;
+      v_whole := true;
+      v_first_wake := 0;
+      v_first_ready := '-infinity';
+      continue;
+    end if;
     -- Under the locks, with a new snapshot: who ended meanwhile is seen. The clock stays that of the call, for rates too: one
     -- that was overtaken is late, and gets less.
     select array_agg(x.tid order by x.round, x.turn, x.n), array_agg(x.key order by x.round, x.turn, x.n) into v_tids, v_owners
@@ -244,6 +271,29 @@ begin
     v_idle := v_idle || array(select k from unnest(v_keys) k where (k = any (v_owners)) is not true);
     v_width := least(64, 4 * v_width);
   end loop;
+  if v_whole then
+    perform postbus._note_keys(p_q.id, p_now);
+  end if;
+end
+$$;
+
+-- Remembers, for this session, where wakes and ready keys begin: behind it are the entries of those that are gone, until the
+-- next vacuum. A hint as in 55_marks: everything is read again after 50 ms, or 20 times as long as that takes.
+create or replace function postbus._note_keys(p_queue int, p_now timestamptz)
+returns void
+language plpgsql
+as $$
+declare
+  v_began timestamptz := clock_timestamp();
+  v_wake bigint;
+  v_ready timestamptz;
+  v_took float8;
+begin
+  select w.id into v_wake from postbus.key_wake w where w.queue_id = p_queue order by w.queue_id, w.id limit 1;
+  select k.ready_at into v_ready from postbus.key_state k where k.queue_id = p_queue and k.ready_at <= p_now order by k.queue_id, k.ready_at, k.key limit 1;
+  v_took := date_part('epoch', clock_timestamp() - v_began);
+  perform set_config('postbus.keys_' || p_queue, concat_ws(':', date_part('epoch', clock_timestamp()) + greatest(0.05, 20 * v_took), v_took,
+    coalesce(v_wake, pg_sequence_last_value('postbus.key_wake_id_seq'), 0), date_part('epoch', coalesce(v_ready, p_now) - interval '10 ms')), false);
 end
 $$;
 

@@ -65,7 +65,7 @@ begin
   if v_q.keyed then
     return query select 'adopted', postbus._adopt_keys(v_q.id, 10000)::bigint;
     -- What claims have not come to.
-    return query select 'wakes', coalesce(postbus._fold_wakes(v_q.id, 1000, 10000, v_now), 0)::bigint;
+    return query select 'wakes', coalesce(postbus._fold_wakes(v_q.id, 0, 1000, 10000, v_now), 0)::bigint;
     -- Keys without messages, once their rate has been paid for, also by the clock of a claim that began a while ago.
     with c as materialized (
       select s.key from postbus.key_state s where s.queue_id = v_q.id and s.ready_at = 'infinity' and s.tat <= v_now - interval '1 minute'
