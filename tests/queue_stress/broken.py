@@ -12,6 +12,7 @@ KEYS = "postbus._receive_keys(postbus.queue, int, timestamptz, text, text, times
 PICK = "postbus._pick(postbus.queue, text[], int, smallint[], text, timestamptz)"
 RANGE = """postbus._claim_range(
   postbus.queue, int, timestamptz, timestamptz, int, timestamptz, text, text, timestamptz)"""
+FOLD_WAKES = "postbus._fold_wakes(int, bigint, int, int, timestamptz)"
 RECEIVE = "postbus.receive(text, int, interval, text, text)"
 GATE = 4711
 
@@ -45,9 +46,7 @@ def running_not_counted(c: Connection) -> None:
 
 def wakes_of_locked_keys_deleted(c: Connection) -> None:
     """Wakes that nobody has locked are folded without a look at who has the row of their key."""
-    text = str(
-        value(c, "select pg_get_functiondef('postbus._fold_wakes(int, bigint, int, int, timestamptz)'::regprocedure)")
-    )
+    text = str(value(c, "select pg_get_functiondef(%s::regprocedure)", FOLD_WAKES))
     text, n = re.subn(
         r"limit p_window\) x\s+where x\.key = any \(v_mine\)",
         "limit p_window for update skip locked) x",
