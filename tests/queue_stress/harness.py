@@ -207,8 +207,15 @@ class Stress:
         self.calm.set()
 
     def _lift(self, c: Connection) -> Any:
-        """No more pauses, and no more rates, for the drain to be short. Returns when."""
-        row = c.execute("select clock_timestamp()").fetchone()
+        """No more pauses, and no more rates, for the drain to be short. Returns when.
+
+        A claim that is running has the time at which it began, and may still meet the new policy: the rates
+        end with the beginning of the first of those.
+        """
+        row = c.execute(
+            """select least(clock_timestamp(), min(query_start)) from pg_stat_activity
+            where datname = current_database() and state = 'active'"""
+        ).fetchone()
         for queue in self.plan.queues:
             c.execute("select postbus.resume(%s)", [queue])
         if "keyed" in self.plan.queues:
