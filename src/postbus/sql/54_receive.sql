@@ -54,12 +54,15 @@ begin
     perform postbus._lay_out(q.*, v_m, v_m.attempt,
       case when v_m.expires_at <= p_now then 'expired' else coalesce(v_m.reason, 'lease expired') end, v_m.expires_at <= p_now)
     from postbus.queue q where q.id = p_queue;
+    if v_m.keyed then
+      insert into postbus.key_wake (queue_id, key, due, freed) values (p_queue, v_m.key, postbus.now_(), true);
+    end if;
   end if;
   return false;
 end
 $$;
 
--- What becomes of a message that is given up: a dead letter, and a place for its key.
+-- What becomes of a message that is given up: it is counted or a dead letter. Its key is the caller's affair.
 create or replace function postbus._lay_out(p_q postbus.queue, p_m postbus.queued, p_attempt int, p_reason text, p_expired boolean)
 returns void
 language plpgsql
@@ -74,9 +77,6 @@ begin
     insert into postbus.dead_letter (queue_id, event_id, attempt, reason, died_at, at, type, key, payload, blob, headers, priority, claim, state)
     values (p_q.id, p_m.id, p_attempt, p_reason, postbus.now_(), coalesce(p_m.created_at, p_m.due), p_m.type, p_m.key, p_m.payload, p_m.blob, p_m.headers,
       p_m.priority, p_m.claim, p_m.state);
-  end if;
-  if p_m.keyed then
-    insert into postbus.key_wake (queue_id, key, due, freed) values (p_q.id, p_m.key, postbus.now_(), true);
   end if;
 end
 $$;

@@ -139,9 +139,9 @@ $$;
 -- The functions from here on are called by receive and upkeep alone, and run with their rights and settings: setting them
 -- again for each would cost as much as what they do.
 
--- Wakes into key_state, for the first p_keys keys among the oldest p_window wakes from p_from on. Few keys at a time: the claim holds
--- their rows until its transaction ends. Keys that somebody else has locked keep their wakes for later. Returns how many
--- keys it got; null: there were no wakes.
+-- Wakes into key_state, for the first p_keys keys among the oldest p_window wakes from p_from on. Few keys at a time: the
+-- claim holds their rows until its transaction ends. Keys that somebody else has locked keep their wakes for later. Returns
+-- how many keys it got; null: there were no wakes.
 create or replace function postbus._fold_wakes(p_queue int, p_from bigint, p_keys int, p_window int, p_now timestamptz)
 returns int
 language plpgsql

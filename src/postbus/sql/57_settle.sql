@@ -152,7 +152,7 @@ begin
   end loop;
   perform postbus._free_places(v_rows);
   perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register))
-  from postbus.queue q where q.id in (select m.queue_id from unnest(v_rows) m);
+  from postbus.queue q where q.id in (select m.queue_id from unnest(v_rows) m where not m.keyed);
   return cardinality(v_rows);
 end
 $$;

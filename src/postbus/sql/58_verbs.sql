@@ -97,7 +97,8 @@ begin
 end
 $$;
 
-create or replace function postbus._check_state(p_state jsonb)
+-- p_streams: the receipts of the same call that are a stream's.
+create or replace function postbus._check_state(p_state jsonb, p_streams text[])
 returns void
 language plpgsql
 immutable
@@ -106,6 +107,10 @@ begin
   if pg_column_size(p_state) > 65536 then
     raise exception using errcode = 'PB003', message = format('the state of a message must be small: %s bytes of at most 65536', pg_column_size(p_state)),
       hint = 'Keep large data in a table of your own, and its key in the state.';
+  end if;
+  if p_state is not null and p_streams <> '{}' then
+    raise exception using errcode = 'PB003', message = 'messages of a stream have no state: it belongs to the event, not to one group',
+      hint = 'Leave state out, or use a queue.';
   end if;
 end
 $$;
@@ -119,11 +124,7 @@ as $$
 declare
   v record := postbus._sorted(p_receipts);
 begin
-  perform postbus._check_state(p_state);
-  if v.streams <> '{}' and p_state is not null then
-    raise exception using errcode = 'PB003', message = 'messages of a stream have no state: it belongs to the event, not to one group',
-      hint = 'Leave state out, or use a queue.';
-  end if;
+  perform postbus._check_state(p_state, v.streams);
   return postbus._nack_work(v.logged, p_delay, p_reason, p_state, p_final)
     + postbus._nack_work_unlogged(v.unlogged, p_delay, p_reason, p_state, p_final)
     + case when v.streams <> '{}' then postbus._stream_nack(v.streams, p_delay, p_reason, p_final) else 0 end;
@@ -175,11 +176,7 @@ begin
   if extend.lease <= interval '0' then
     raise exception using errcode = 'PB003', message = 'extend needs a lease longer than zero';
   end if;
-  perform postbus._check_state(extend.state);
-  if v.streams <> '{}' and extend.state is not null then
-    raise exception using errcode = 'PB003', message = 'messages of a stream have no state: it belongs to the event, not to one group',
-      hint = 'Leave state out, or use a queue.';
-  end if;
+  perform postbus._check_state(extend.state, v.streams);
   return least(postbus._extend_work(v.logged, extend.lease, extend.state),
     postbus._extend_work_unlogged(v.unlogged, extend.lease, extend.state),
     case when v.streams <> '{}' then postbus._stream_extend(v.streams, extend.lease) end);
