@@ -15,10 +15,13 @@ from tests.queue.work import Desk, Office, told
 LOOK = {
     "version", "now_", "list_streams", "list_groups", "list_captures", "list_schedules", "in_flight",
     "dead_letters",
-    "list_queues", "list_key_policies", "list_bindings", "peek", "archived", "next_due",
+    "list_queues", "list_key_policies", "list_bindings", "peek", "archived", "next_due", "default_lease",
+    "queue_stats", "stream_stats", "group_stats", "stuck_groups", "health", "metrics", "throughput",
+    "latency_percentiles", "error_rate",
 }  # fmt: skip
 WORK = {
-    "publish", "publish_batch", "consume", "tick", "ack", "nack", "extend", "dead_letter", "send",
+    "publish", "publish_batch", "consume", "tick", "ack", "nack", "release", "extend", "dead_letter",
+    "send",
     "send_batch",
     "send_topic", "receive", "pop", "cancel",
 }  # fmt: skip
@@ -97,13 +100,15 @@ def test_writer(office: Office) -> None:
             page = w.receive(of=name)
             assert len(page) == 5
             w.extend(page[0].receipt, state=1)
+            w.release(page[0].receipt)
+            page[:1] = w.receive(1, of=name)
             w.give_back(page[0].receipt)
             w.give_up(page[1].receipt)
             w.ack(page[2].receipt)
             w.ack(page[3].receipt, page[4].receipt)
             assert len(w.pop(of=name)) == 1
             w.peek(of=name)
-            for look in ["next_due", "archived", "dead_letters", "in_flight"]:
+            for look in ["next_due", "default_lease", "archived", "dead_letters", "in_flight"]:
                 w.rows(f"select * from postbus.{look}(%s)", name)
         assert len(w.rows("select * from postbus.send_topic('t', 'x')")) == 3
         for call in MANAGE:

@@ -47,7 +47,7 @@ def test_late_and_good_receipts_of_one_message(bus: Office, one: Desk, verb: str
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("end", ["ack", "nack", "dead_letter", "cancel", "pop", "purge"])
+@pytest.mark.parametrize("end", ["ack", "nack", "release", "dead_letter", "cancel", "pop", "purge"])
 def test_a_receipt_is_good_for_one_end(bus: Office, one: Desk, verb: str, end: str) -> None:
     one.send("a")
     (m,) = one.receive()

@@ -33,7 +33,7 @@ class Work:
 
 # Every way through the engine that a queue can take.
 KINDS = ["plain", "priorities", "keyed", "unlogged", "archive"]
-VERBS = ["ack", "nack", "extend", "dead_letter"]
+VERBS = ["ack", "nack", "release", "extend", "dead_letter"]
 
 
 def told(work: list[Work]) -> list[str | None]:
@@ -116,6 +116,9 @@ class Desk(Session):
         saved = None if state is None else Jsonb(state)
         return int(self.value(query, list(receipts), delay, reason, saved))
 
+    def release(self, *receipts: str) -> int:
+        return int(self.value("select postbus.release(%s::text[])", list(receipts)))
+
     def extend(self, *receipts: str, lease: str | None = None, state: Any = None) -> datetime | None:
         saved = None if state is None else Jsonb(state)
         end: datetime | None = self.value(
@@ -129,7 +132,8 @@ class Desk(Session):
     def finish(self, verb: str, *receipts: str) -> object:
         """One of the verbs by name."""
         verbs: dict[str, Callable[..., object]] = {
-            "ack": self.ack, "nack": self.give_back, "extend": self.extend, "dead_letter": self.give_up,
+            "ack": self.ack, "nack": self.give_back, "release": self.release, "extend": self.extend,
+            "dead_letter": self.give_up,
         }  # fmt: skip
         return verbs[verb](*receipts)
 

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 Connection = psycopg.Connection[Any]
 
 QUEUE = "q"
-SETTLE = ("ack", "nack", "extend", "dead_letter")
+SETTLE = ("ack", "nack", "release", "extend", "dead_letter")
 KEYS = ["a", "b"]
 DEADLOCK = "40P01"
 # The second step may find that the first step of the other has finished its message, or has not yet.
@@ -51,6 +51,7 @@ VERBS: dict[str, Verb] = {
     "pop": call("pop(%s, 100)", QUEUE),
     "ack": settle("ack(%s::text[])"),
     "nack": settle("nack(%s::text[])"),
+    "release": settle("release(%s::text[])"),
     "extend": settle("extend(%s::text[], '1 hour')"),
     "dead_letter": settle("dead_letter(%s::text[])"),
     "cancel": lambda s: s.conn.execute("select postbus.cancel(%s, %s::bigint[])", [QUEUE, s.ids[::-1]]),
@@ -95,9 +96,10 @@ def reset(c: Connection, keyed: bool, x: Side, y: Side) -> None:
         c.execute("select postbus.set_key_policy(%s, 'a', concurrency => 100)", [QUEUE])
     c.execute("select postbus.dead_letter(%s::text[])", [_taken(c, 2, "1 h")])
     # All of these leases are over: a claim may take the messages, and they may still be settled.
-    receipts = _taken(c, 16, "1 us")
+    each = 2 * len(SETTLE)
+    receipts = _taken(c, 2 * each, "1 us")
     for n, s in enumerate((x, y)):
-        s.receipts = {v: receipts[8 * n + 2 * i :][:2] for i, v in enumerate(SETTLE)}
+        s.receipts = {v: receipts[each * n + 2 * i :][:2] for i, v in enumerate(SETTLE)}
         s.ids = _sent(c, 2)
     c.execute("select postbus.send(%s, 'm', key => 'a', ttl => '1 us')", [QUEUE])
     c.execute("update postbus.schedule set next_at = now() - interval '1 s'")

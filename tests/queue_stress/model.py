@@ -152,6 +152,13 @@ class Queue:
         m.held = m.keyed and m.key is not None and self.places(m.key) == 1
         return True
 
+    def release(self, m: Message) -> None:
+        """The caller sets when it was due."""
+        assert m.receipt is not None
+        self.stale.append(m.receipt)
+        m.receipt, m.out, m.held = None, False, m.keyed
+        m.attempt -= 1
+
     def redrive(self, m: Message) -> None:
         del self.dead[m.id]
         m.due, m.expires_at, m.attempt, m.out, m.held = self.now, None, 0, False, False

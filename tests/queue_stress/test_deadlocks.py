@@ -111,7 +111,8 @@ SAME_SCHEDULE = call("schedule('schedule-x', '* * * * *', 'q')")
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("ack", "nack"), ("nack", "extend"), ("extend", "ack"), ("dead_letter", "ack")]
+    ("first", "second"),
+    [("ack", "nack"), ("nack", "extend"), ("extend", "ack"), ("dead_letter", "release"), ("release", "ack")],
 )
 def test_one_receipt_in_two_hands(plain: Arena, first: str, second: str) -> None:
     """The other waits, and learns that the lease is lost, or still good."""

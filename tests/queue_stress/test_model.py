@@ -44,7 +44,7 @@ EVERYDAY = {
     "maintain": 1,
     "redrive": 1,
 }
-VERBS = ["ack", "ack", "nack", "nack", "extend", "dead_letter", "stale"]
+VERBS = ["ack", "ack", "nack", "nack", "release", "extend", "dead_letter", "stale"]
 
 
 class Machine(RuleBasedStateMachine):
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
     def stale(self, dice: random.Random, good: list[str]) -> None:
         """One receipt that is worth nothing spoils the others: nothing is changed."""
         if self.model.stale:
-            verb = dice.choice(["ack", "nack", "dead_letter", "extend"])
+            verb = dice.choice(["ack", "nack", "release", "dead_letter", "extend"])
             receipts = [dice.choice(self.model.stale), *good[:1]]
             with refused("PB004"):
                 self.call(f"{verb}(%s::text[])", receipts)
@@ -179,6 +179,14 @@ class Machine(RuleBasedStateMachine):
                 m.due = rows[m.id][3]
                 wait = (m.due - self.bus.now).total_seconds()
                 assert 1 <= wait <= 5 if delay is None else wait == delay
+
+    def release(self, dice: random.Random, some: list[Message]) -> None:
+        assert self.call("release(%s::text[])", [m.receipt for m in some]) == len(some)
+        rows = self.peek()
+        for m in some:
+            self.model.release(m)
+            m.due = rows[m.id][3]
+            assert m.due <= self.bus.now
 
     def dead_letter(self, dice: random.Random, some: list[Message]) -> None:
         assert self.call("dead_letter(%s::text[])", [m.receipt for m in some]) == len(some)

@@ -302,6 +302,46 @@ as $$
   select coalesce(sum(postbus._nack(r.token, r.ids, p_delay, p_reason, p_final)), 0)::int from postbus._receipts(p_receipts) r
 $$;
 
+-- Messages that were not begun go to wait, due now, and the delivery does not count. Where order matters, the later ones of
+-- the lease that share it go with them. All of them are due: they come in the order of their ids.
+create or replace function postbus._stream_release(p_receipts text[])
+returns int
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_token bigint;
+  v_ids bigint[];
+  v record;
+  v_g postbus."group";
+  v_back bigint[];
+  v_n int := 0;
+begin
+  for v_token, v_ids in select r.token, r.ids from postbus._receipts(p_receipts) r loop
+    v := postbus._hold(v_token, v_ids);
+    select g.* into strict v_g from postbus."group" g where g.id = (v.lease).group_id;
+    with m as (
+      select x.*, x.id = any (v.ids) as named,
+        min(x.id) filter (where x.id = any (v.ids)) over (partition by case when v_g.ordering = 'key' then x.key end) as first
+      from postbus._lease_messages(v.lease) x),
+    i as (
+      insert into postbus.redelivery as r (slot_id, id, due, attempt, at, type, key, payload, blob, headers)
+      select (v.lease).slot_id, m.id, postbus.now_(), m.attempt - 1, m.at, m.type, m.key, m.payload, m.blob, m.headers from m
+      where m.named or (v_g.ordering = 'stream' or v_g.ordering = 'key' and m.key is not null) and m.id = any (v.rest) and m.id > m.first
+      on conflict (slot_id, id) do update set due = excluded.due, token = null, attempt = excluded.attempt
+      returning r.id)
+    select array_agg(i.id) into v_back from i;
+    perform postbus._shrink(v_token, array(select x from unnest(v.rest) x where x <> all (v_back)));
+    perform postbus._wake(s.notify, s.name, s.register, pg_sequence_last_value(s.register)) from postbus.stream s where s.id = v_g.stream_id;
+    v_n := v_n + cardinality(v.ids);
+  end loop;
+  return v_n;
+end
+$$;
+
 create or replace function postbus._stream_extend(p_receipts text[], p_lease interval)
 returns timestamptz
 language plpgsql

@@ -128,7 +128,7 @@ begin
   end if;
   v_ids := array(select nextval('postbus.message_id') from generate_series(1, v_n));
   insert into postbus.queued (id, due, created_at, expires_at, queue_id, priority, keyed, tracked, type, key, payload, blob, headers)
-  select e.id, p_due, v_now, p_expires_at, p_q.id, p_priority, p_q.keyed and e.key is not null, p_due > v_now, coalesce(e.type, 'default'), e.key,
+  select e.id, p_due, case when p_due > v_now then v_now end, p_expires_at, p_q.id, p_priority, p_q.keyed and e.key is not null, p_due > v_now, coalesce(e.type, 'default'), e.key,
     e.payload, e.blob, e.headers
   from unnest(v_ids, p_payloads, p_blobs, p_types, p_keys, p_headers) as e (id, payload, blob, type, key, headers);
   if p_q.keyed then

@@ -99,6 +99,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare

@@ -157,6 +157,39 @@ begin
 end
 $$;
 
+-- Messages that were taken but not begun are as if they had not been: the attempt is not counted, and they are in front of
+-- those that came after them. In a key that is as if the lease had ended.
+create or replace function postbus._release_work(p_receipts text[])
+returns int
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  v_tids tid[];
+  v_rows postbus.queued[];
+  v_now timestamptz := postbus.now_();
+begin
+  if cardinality(p_receipts) = 0 then
+    return 0;
+  end if;
+  select array_agg(l.tid), array_agg(l.m) into v_tids, v_rows from postbus._locked(p_receipts) l;
+  update postbus.queued m set claim = m.claim + 1, attempt = m.attempt - 1, worker = null, held = m.keyed, tracked = false,
+    -- Not behind where claims begin to read: there it would be found late.
+    due = case when pg_sequence_last_value(q.register) & 1024 <> 0 then v_now
+      else least(v_now, greatest(m.created_at, to_timestamp(pg_sequence_last_value(q.head) / 1000.0))) end
+  from unnest(v_tids) t (tid), postbus.queue q where m.ctid = t.tid and q.id = m.queue_id;
+  perform postbus._free_places(v_rows);
+  perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register))
+  from postbus.queue q where q.id in (select m.queue_id from unnest(v_rows) m where not m.keyed);
+  return cardinality(v_rows);
+end
+$$;
+
 -- How many messages of a key may be out at once; null: any number.
 create or replace function postbus._places(p_q postbus.queue, p_key text)
 returns int

@@ -1,4 +1,4 @@
--- ack, nack, extend, dead_letter: one set of verbs for receipts of streams and of queues, one or many.
+-- ack, nack, release, extend, dead_letter: one set of verbs for receipts of streams and of queues, one or many.
 
 -- Receipts by where they came from. What is none of them is left to the streams, which refuse it.
 create or replace function postbus._sorted(p_receipts text[], out streams text[], out logged text[], out unlogged text[])
@@ -147,6 +147,28 @@ as $$
   select postbus.nack(array[receipt], delay, reason, state)
 $$;
 
+-- Gives messages back that were taken but not begun: they are due at once, and the attempt does not count.
+create or replace function postbus.release(receipts text[])
+returns int
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v record := postbus._sorted(receipts);
+begin
+  return postbus._release_work(v.logged) + postbus._release_work_unlogged(v.unlogged)
+    + case when v.streams <> '{}' then postbus._stream_release(v.streams) else 0 end;
+end
+$$;
+
+create or replace function postbus.release(receipt text)
+returns int
+language sql
+as $$
+  select postbus.release(array[receipt])
+$$;
+
 -- Gives messages up at once.
 create or replace function postbus.dead_letter(receipts text[], reason text default null)
 returns int
@@ -188,4 +210,29 @@ returns timestamptz
 language sql
 as $$
   select postbus.extend(array[receipt], lease, state)
+$$;
+
+-- The lease that messages come on when none is asked for: of a queue, or of a group of a stream.
+create or replace function postbus.default_lease(name text, "group" text default null)
+returns interval
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_lease interval;
+begin
+  if default_lease."group" is null then
+    select q.lease into v_lease from postbus.queue q where q.name = default_lease.name;
+  else
+    select g.lease into v_lease from postbus."group" g where g.stream_name = default_lease.name and g.name = default_lease."group";
+  end if;
+  if found then
+    return v_lease;
+  elsif default_lease."group" is null then
+    return (postbus._queue(default_lease.name)).lease;
+  end if;
+  return (postbus._group(postbus._stream(default_lease.name), default_lease."group")).lease;
+end
 $$;
