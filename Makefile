@@ -13,7 +13,7 @@ ARGS   ?=
 MAJORS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held docs lock test-grid clean
+.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held bench-clients docs lock test-grid clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,14 +25,14 @@ test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(STAMP) ## check format, lint, types and SQL
-	@$(BIN)/ruff format --check src tests tools bench
-	@$(BIN)/ruff check src tests tools bench
+	@$(BIN)/ruff format --check src tests tools bench examples
+	@$(BIN)/ruff check src tests tools bench examples
 	@$(BIN)/mypy
 	@$(BIN)/python tools/lint_sql.py
 
 format: $(STAMP) ## put the Python code into its format
-	@$(BIN)/ruff format src tests tools bench
-	@$(BIN)/ruff check --fix-only src tests tools bench
+	@$(BIN)/ruff format src tests tools bench examples
+	@$(BIN)/ruff check --fix-only src tests tools bench examples
 
 fault: $(STAMP) ## run the tests that kill servers and workers
 	@$(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
@@ -60,6 +60,9 @@ bench-queue-background: $(STAMP) ## ... receive behind delayed and in-flight mes
 
 bench-queue-held: $(STAMP) ## ... a queue with an old snapshot held open for minutes
 	@$(BIN)/python -m bench.queue_held $(ARGS)
+
+bench-clients: $(STAMP) ## ... workers and producers, beside pgqueuer and procrastinate
+	@$(BIN)/python -m bench.clients $(ARGS)
 
 docs: $(STAMP) ## check the documentation
 	@$(BIN)/python -m pytest tests/docs $(ARGS)

@@ -22,6 +22,10 @@ class Scale:
     wide: bool = True  # all combinations of payload, clients and commit
     background: float = 1.0
     queue_held: float = 300.0
+    clients: int = 20_000  # messages before a worker
+    client_turn: float = 10.0  # ... and how long it has at most
+    client_produce: float = 2.0
+    client_latency: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ QUICK = Scale(
     wide=False,
     background=0.3,
     queue_held=6.0,
+    clients=5_000,
+    client_turn=3.0,
+    client_produce=0.5,
+    client_latency=2.0,
 )
 SHORT = Scale(
     publish=2,
@@ -56,6 +64,10 @@ SHORT = Scale(
     wide=False,
     background=0.5,
     queue_held=30.0,
+    clients=10_000,
+    client_turn=5.0,
+    client_produce=1.0,
+    client_latency=5.0,
 )
 
 

@@ -5,39 +5,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from postbus.embedded import Server
+from postbus.testing import _databases
+from postbus.testing._databases import fast_directory, run_sql
+from tests.pgbouncer.pooler import NoPooler, Pooler, pooler
 
-SERVER_SETTINGS = {
-    "max_connections": 100,
-    "max_prepared_transactions": 10,
-    "max_wal_size": "256MB",
-    "shared_buffers": "64MB",
-}
+__all__ = ["SERVER_SETTINGS", "Database", "fast_directory", "run_sql"]
 
-_numbers = itertools.count(1)
-
-
-def fast_directory() -> str | None:
-    """A directory in memory, where that is roomy: a database has 300 files, and disks are slow to make them.
-
-    None stands for the usual place of temporary files.
-    """
-    memory = "/dev/shm"
-    if "TMPDIR" in os.environ or not os.access(memory, os.W_OK | os.X_OK):
-        return None
-    return memory if shutil.disk_usage(memory).free > 4 * 2**30 else None
+SERVER_SETTINGS = {**_databases.SETTINGS, "max_prepared_transactions": 10}
 
 
 @dataclass
@@ -59,47 +42,27 @@ class Database:
             self._connections.pop().close()
 
 
-def run_sql(dsn: str, statement: LiteralString, *names: str) -> None:
-    """Run one statement outside a transaction, with identifiers in place of its ``{}``."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
 @pytest.fixture(scope="session")
 def server_dsn() -> Iterator[str]:
     """The DSN of a superuser on the server of this test process."""
-    given = os.environ.get("POSTBUS_TEST_DSN")
-    if given:
-        yield given
-        return
-    with Server.temporary(settings=SERVER_SETTINGS, inside=fast_directory()) as server:
-        yield server.dsn
+    with _databases.server(SERVER_SETTINGS) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")
 def template(server_dsn: str) -> Iterator[str]:
     """The name of a database that has the engine installed, to copy databases from."""
-    from postbus.engine import install
-
-    name = f"postbus_template_{os.getpid()}"
-    run_sql(server_dsn, "create database {}", name)
-    try:
-        with psycopg.connect(make_conninfo(server_dsn, dbname=name), autocommit=True) as conn:
-            install(conn)
+    with _databases.template(server_dsn) as name:
         yield name
-    finally:
-        run_sql(server_dsn, "drop database {} with (force)", name)
 
 
 def _fresh(server_dsn: str, template: str) -> Iterator[Database]:
-    name = f"postbus_test_{os.getpid()}_{next(_numbers)}"
-    run_sql(server_dsn, "create database {} template {}", name, template)
-    database = Database(make_conninfo(server_dsn, dbname=name), name)
-    try:
-        yield database
-    finally:
-        database.close()
-        run_sql(server_dsn, "drop database {} with (force)", name)
+    with _databases.fresh(server_dsn, template) as name:
+        database = Database(make_conninfo(server_dsn, dbname=name), name)
+        try:
+            yield database
+        finally:
+            database.close()
 
 
 @pytest.fixture
@@ -112,6 +75,24 @@ def db(server_dsn: str, template: str) -> Iterator[Database]:
 def emptydb(server_dsn: str) -> Iterator[Database]:
     """A fresh database without the engine."""
     yield from _fresh(server_dsn, "template0")
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(server_dsn: str) -> Iterator[Pooler]:
+    """PgBouncer in transaction mode before the server of this test process."""
+    try:
+        with pooler(server_dsn) as running:
+            yield running
+    except NoPooler as e:
+        pytest.skip(str(e))
+
+
+@pytest.fixture
+def pooled(db: Database, pgbouncer: Pooler) -> Iterator[Database]:
+    """The database of the test, with the engine installed, through PgBouncer."""
+    database = Database(pgbouncer.dsn(db.name), db.name)
+    yield database
+    database.close()
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,10 @@ class WrongVersion(PostbusError):  # noqa: N818
     code = "PB008"
 
 
+class Undecodable(PostbusError):  # noqa: N818
+    """The payload of a message could not be decoded; the message goes to the dead letters with this reason."""
+
+
 class EmbeddedError(PostbusError):
     """The embedded PostgreSQL could not be found, started or stopped.
 
@@ -123,18 +127,20 @@ _CLASSES: dict[str, type[PostbusError]] = {
 }
 
 
-def from_psycopg(exc: psycopg.Error) -> PostbusError | None:
-    """Return the Postbus error for an error of the engine, or None if the engine did not raise it."""
-    state = exc.sqlstate
+def from_sqlstate(
+    state: str | None, message: str, detail: str | None = None, hint: str | None = None
+) -> PostbusError | None:
+    """Return the Postbus error for a SQLSTATE of the engine, or None for any other SQLSTATE."""
     if state is None or not state.startswith("PB"):
         return None
-    cls = _CLASSES.get(state, PostbusError)
+    return _CLASSES.get(state, PostbusError)(message, detail=detail, hint=hint, sqlstate=state)
+
+
+def from_psycopg(exc: psycopg.Error) -> PostbusError | None:
+    """Return the Postbus error for an error of the engine, or None if the engine did not raise it."""
     diag = exc.diag
-    return cls(
-        diag.message_primary or str(exc),
-        detail=diag.message_detail,
-        hint=diag.message_hint,
-        sqlstate=state,
+    return from_sqlstate(
+        exc.sqlstate, diag.message_primary or str(exc), diag.message_detail, diag.message_hint
     )
 
 

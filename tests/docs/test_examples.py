@@ -5,7 +5,9 @@
   the last statement of the block fails.
 - ``console``: the lines that begin with ``$ postbus``; what stands below them is what they print. ``RECEIPT``
   in a command is the receipt that the last ``postbus receive`` printed.
-- ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment.
+- ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment. With
+  ``file=examples/...`` in the fence it does not run here: it is a part of that file, line by line, and the
+  file has tests of its own in tests/examples. ``...`` on a line of its own stands for lines left out.
 - ``text``: cannot run here, or is no example.
 """
 
@@ -41,6 +43,8 @@ class Player:
 
     def play(self, block: Block) -> None:
         match block.language:
+            case _ if block.option("file") is not None:
+                excerpt(block)
             case "sql":
                 self.sql(block)
             case "console":
@@ -77,6 +81,20 @@ class Player:
                 self.receipt = result.stdout.split()[0]
             if printed:
                 expect(where, printed, [" ".join(text.split()) for text in result.stdout.splitlines()])
+
+
+def excerpt(block: Block) -> None:
+    """Check that the block is a part of the file it names."""
+    file = ROOT / str(block.option("file"))
+    assert file.is_file(), f"{block.where}: there is no {block.option('file')}"
+    lines, at = file.read_text(encoding="utf-8").splitlines(), 0
+    for piece in re.split(r"^\.\.\.\n", block.text + "\n", flags=re.MULTILINE):
+        wanted = piece.strip("\n").splitlines()
+        starts = range(at, len(lines) - len(wanted) + 1)
+        found = next((n for n in starts if lines[n : n + len(wanted)] == wanted), None)
+        if not wanted or found is None:
+            pytest.fail(f"{block.where}: not in {block.option('file')}:\n{piece}", pytrace=False)
+        at = found + len(wanted)
 
 
 def commands(block: Block) -> list[tuple[int, str, list[str]]]:

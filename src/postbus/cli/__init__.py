@@ -32,6 +32,7 @@ from postbus.cli import (
 from postbus.cli._connect import Dsn
 from postbus.cli._consume import consume, tail
 from postbus.cli._demo import demo
+from postbus.cli._doctor import doctor
 from postbus.cli._drain import drain
 from postbus.cli._errors import Root, end_on_signals
 from postbus.cli._maintain import maintain
@@ -39,12 +40,13 @@ from postbus.cli._publish import publish
 from postbus.cli._receive import pop, receive
 from postbus.cli._send import send, send_topic
 from postbus.cli._status import status
+from postbus.cli._top import top
+from postbus.cli._worker import worker
 
 app = typer.Typer(
     cls=Root,
     name="postbus",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -90,7 +92,8 @@ app.add_typer(_dlq.app, name="dlq", rich_help_panel="Finishing messages")
 _add("Schedules", _schedules.schedule, _schedules.unschedule)
 app.add_typer(_schedules.app, name="schedules", rich_help_panel="Schedules")
 _add("Change capture", _capture.capture, _capture.uncapture, _capture.captures, _capture.backfill)
-_add("Upkeep", status, _look.in_flight, _groups.pause, _groups.resume, maintain)
+_add("Workers", worker)
+_add("Upkeep", status, top, doctor, _look.in_flight, _groups.pause, _groups.resume, maintain)
 
 
 def main() -> None:

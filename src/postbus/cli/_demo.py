@@ -3,56 +3,84 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
 import typer
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 from postbus import demo as play
 from postbus.cli._connect import Dsn, chosen, with_defaults
 from postbus.cli._print import console, notes, table
+from postbus.demo import _shop as shop
 from postbus.embedded import Server
 from postbus.errors import translated
 
 
 def demo(dsn: Dsn = None) -> None:
-    """Publish, consume, fail, redeliver, capture: in a database of its own that is gone afterwards.
+    """Orders, workers, a crash, a dead letter: in a database of its own that is gone afterwards.
 
     Without a DSN it starts a PostgreSQL in a temporary directory; on a server it makes and drops a database.
 
     Example: postbus demo
     """
-    with notes().status("starting PostgreSQL") as spinner, translated(), _own_database(dsn) as target:
+    with translated(), _own_database(dsn) as target:
         with psycopg.connect(with_defaults(target), autocommit=True) as conn:
-            where = conn.execute("select current_setting('server_version')").fetchone()
-            result = play.run(conn, spinner.update)
-        spinner.update("stopping")
-    out = console()
+            row = conn.execute("select current_setting('server_version')").fetchone()
+        with _bars() as watch:
+            result = play.run(with_defaults(target), watch)
     facts = {
-        "transactions": play.TRANSACTIONS,
-        "rolled back": result.rolled_back,
-        "events published": result.published,
-        "delivered to billing (order per customer)": result.delivered["billing"],
-        "  of these delivered again after a nack": result.redelivered["billing"],
-        "  dead letters, redriven": f"{result.dead_letters}, {result.redriven}",
-        "delivered to analytics (one order for all)": result.delivered["analytics"],
-        "changes of the table captured": result.delivered["mirror"],
-        "e-mails sent from the queue (one at a time per customer)": result.delivered["emails"],
-        "time": f"{result.seconds:.1f} s",
+        "transactions": f"{result.committed + result.rolled_back:,}",
+        "  of these rolled back": f"{result.rolled_back:,}",
+        "events published": f"{result.published:,}",
+        "changes of the table captured": f"{result.changes:,}",
+        "e-mails sent": f"{result.mails:,}",
+        "messages handled by workers": f"{result.handled:,}",
+        "  of these delivered again": f"{result.again:,}",
+        "in the hands of the worker that was killed": f"{result.taken_over:,}",
+        "  seconds until others had them": f"{result.recovery:.1f}",
+        "dead letters, redriven": f"{result.dead_letters}, {result.redriven}",
+        "from commit to bill, median": f"{result.latency * 1000:,.0f} ms",
+        "time in all": f"{result.seconds:.1f} s",
     }
-    rows = [{"what": what, "count": str(count)} for what, count in facts.items()]
-    version = where[0] if where else "?"
-    table({"what": "", "count": ""}, rows, title=f"Postbus on PostgreSQL {version}", empty="")
+    rows = [{"what": what, "count": count} for what, count in facts.items()]
+    table({"what": "", "count": ""}, rows, title=f"Postbus on PostgreSQL {row[0] if row else '?'}", empty="")
+    out = console()
     out.print()
     for name, held in result.checks:
         mark = Text("ok     ", style="green") if held else Text("WRONG  ", style="bold red")
         out.print(mark + Text(name))
     if result.wrong:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[play.Progress], None]]:
+    """A line that says what happens, and how far everybody is; only on a terminal."""
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn())
+    wanted = {
+        "written": shop.TRANSACTIONS,
+        "billed": shop.EVENTS,
+        "analysed": shop.EVENTS,
+        "mailed": sum(n % shop.PAID_EVERY == 0 for n in shop.ORDERS),
+        "mirrored": shop.EVENTS,
+    }
+    with Bars(*columns, console=notes(), transient=True, disable=not notes().is_terminal) as bars:
+        stage = bars.add_task("starting", total=None)
+        tasks = {name: bars.add_task(name, total=total) for name, total in wanted.items()}
+
+        def watch(p: play.Progress) -> None:
+            bars.update(stage, description=p.stage)
+            done = (p.transactions, p.billed, p.analysed, p.mailed, p.mirrored)
+            for task, count in zip(tasks.values(), done, strict=True):
+                bars.update(task, completed=count)
+
+        yield watch
 
 
 @contextmanager

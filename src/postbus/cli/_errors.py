@@ -1,7 +1,7 @@
 """How commands end: errors become one line and a hint on stderr, never a traceback.
 
 Exit codes: 0 it worked, 1 the engine or the server said no, 2 wrong usage; 128 + n when a signal ended it
-(130 for Ctrl-C), as shells count.
+(130 for Ctrl-C), as shells count. `postbus doctor` has 1 for warnings (with --strict) and 2 for failures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from postbus.cli._completion import attach
 from postbus.cli._print import notes
 from postbus.errors import PostbusError, from_psycopg
 
@@ -41,6 +42,10 @@ class Ended(KeyboardInterrupt):
 class Root(TyperGroup):
     """The top of the command line; everything that goes wrong below ends here."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        attach(self)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command and turn what it raises into an exit code."""
         try:
@@ -49,7 +54,7 @@ class Root(TyperGroup):
         except PostbusError as exc:
             _fail(exc.message, exc.detail, exc.hint)
         except psycopg.Error as exc:
-            _fail(*_explain(exc))
+            _fail(*explain(exc))
         except BrokenPipeError:
             _forget_stdout()
             raise typer.Exit(128 + signal.SIGPIPE) from None
@@ -70,13 +75,14 @@ def end_on_signals() -> None:
         signal.signal(number, end)
 
 
-def _explain(exc: psycopg.Error) -> tuple[str, str | None, str | None]:
+def explain(exc: psycopg.Error) -> tuple[str, str | None, str | None]:
     """The message, detail and hint of an error of the driver or the server."""
     ours = from_psycopg(exc)
     if ours is not None:
         return ours.message, ours.detail, ours.hint
     text = exc.diag.message_primary or str(exc).strip() or type(exc).__name__
-    hint = exc.diag.message_hint or _HINTS.get(exc.sqlstate or "")
+    # Ours first: to a function that is missing the server says something about type casts.
+    hint = _HINTS.get(exc.sqlstate or "") or exc.diag.message_hint
     if hint is None and isinstance(exc, psycopg.OperationalError):
         hint = _connection_hint(text)
     elif hint is None and exc.sqlstate is None:
