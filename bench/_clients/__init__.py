@@ -1,0 +1,1 @@
+"""The clients that are measured beside each other, each in processes of its own."""
