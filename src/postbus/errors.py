@@ -96,7 +96,7 @@ class WrongVersion(PostbusError):  # noqa: N818
 
 
 class Undecodable(PostbusError):  # noqa: N818
-    """The payload of a message could not be decoded; the message goes to the dead letters with this reason."""
+    """The payload of a message cannot be decoded: it goes to the dead letters with this reason."""
 
 
 class EmbeddedError(PostbusError):
