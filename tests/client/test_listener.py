@@ -51,7 +51,7 @@ def listening(db: Database) -> list[int]:
     with psycopg.connect(db.dsn, autocommit=True) as conn:
         rows = conn.execute(
             """select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-            and query ilike '%listen "postbus.%'"""
+            and query like 'listen "postbus.%'"""
         )
         return [pid for (pid,) in rows]
 
@@ -78,6 +78,19 @@ def test_latency(bus: Bus, another: Callable[..., Bus], db: Database) -> None:
         delays = [came - went for (_, came), went in zip(seen, sent, strict=False)]
         assert statistics.median(delays) < 0.2
         assert max(delays) < 5
+
+
+@pytest.mark.usefixtures("slow_polls")
+def test_one_right_after_the_other(bus: Bus, another: Callable[..., Bus], db: Database) -> None:
+    """The engine notifies at most once in 10 ms: the second has no notification of its own."""
+    queue = bus.queue("emails", create=True)
+    other = another().queue("emails")
+    with consuming(queue) as seen:
+        eventually(lambda: listening(db))
+        for n in range(20):
+            other.send(n)
+            eventually(lambda n=n: len(seen) > n)  # type: ignore[misc]
+        other.send("end")
 
 
 @pytest.mark.usefixtures("slow_polls")
@@ -112,7 +125,7 @@ def test_sent_while_nobody_listened(bus: Bus, another: Callable[..., Bus], db: D
 
 
 @pytest.mark.usefixtures("slow_polls")
-@pytest.mark.parametrize("name", ["A_b.c:d-e", "select", "x" * 55, "Été".replace("É", "E").replace("é", "e")])
+@pytest.mark.parametrize("name", ["A_b.c:d-e", "select", "x" * 55])
 def test_names(bus: Bus, another: Callable[..., Bus], db: Database, name: str) -> None:
     queue = bus.queue(name, create=True)
     other = another().queue(name)

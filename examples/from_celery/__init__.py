@@ -1,0 +1,1 @@
+"""What was a Celery application."""
