@@ -18,7 +18,7 @@ from tests.worker.conftest import eventually
 
 @pytest.mark.parametrize("kind", ["queues", "streams"])
 def test_at_each_point(db: Database, bus: Bus, record: Record, processes: Processes, kind: str) -> None:
-    """One process after the other, each with a queue or stream of its own; then one that lives does the rest."""
+    """One process after the other, each with a queue or stream of its own; one that lives does the rest."""
     names = [point.replace(" ", "-") for point in POINTS]
     config = {"concurrency": 3, "prefetch": 6, "name": "mortal"}
     victims: list[int] = []

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import Any
 
+from postbus import _telemetry
 from postbus.client._async._consumer import AsyncConsumer
 from postbus.client._async._delivery import AsyncDelivery
 from postbus.client._outcome import ACK, Outcome, nack
@@ -91,6 +92,7 @@ class Attempts:
         if m.receipt in self.committed:
             self.committed.discard(m.receipt)
             consumer.forget(m.receipt)
+            _telemetry.count("acked_total", 1, m.source)
         else:
             consumer.settle(m.receipt, outcome)
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from postbus import _telemetry
 from postbus.client import _pace
 from postbus.client._async._bus import AsyncBus
 from postbus.client._async._delivery import AsyncDelivery
@@ -356,6 +357,7 @@ class AsyncConsumer(Generic[T]):
     def _arrive(self, rows: list[tuple[Any, ...]], taken_at: float) -> None:
         if not rows:
             return
+        _telemetry.batch(len(rows), self.source.channel)
         good: list[AsyncDelivery[T]] = []
         refused: list[tuple[str, Outcome]] = []
         for row in rows:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.errors import LockNotAvailable
 
+from postbus._telemetry import count
 from postbus.client import _sql
 from postbus.client._async._bus import AsyncBus
 from postbus.client._compat import AEvent, asleep, log
@@ -23,6 +24,8 @@ from postbus.client._outcome import ACK, Outcome, statement
 from postbus.errors import LeaseLost, PostbusError
 
 R = TypeVar("R")
+
+_COUNTERS = {"ack": "acked_total", "nack": "nacked_total", "dead_letter": "nacked_total"}
 
 LINGER = 0.005  # how long outcomes are gathered
 PARTIAL = 0.5  # parts of a page of a stream are settled after so long; the whole page at once is cheaper
@@ -117,7 +120,10 @@ class AsyncSettler:
                 await self._bus.fetch(query, params, self._conn)
             else:
                 await self.persist(lambda: self._bus.fetch(query + _sql.SOON, params))
-            self._ledger.told(receipt for token in tokens for receipt in named[token])
+            done = [receipt for token in tokens for receipt in named[token]]
+            self._ledger.told(done)
+            if outcome.verb in _COUNTERS:
+                count(_COUNTERS[outcome.verb], len(done), self._label)
 
         def refused(token: str, exc: Exception) -> None:
             self._log_refused(outcome, exc)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from postbus import _telemetry
 from postbus.client import _pace
 from postbus.client._compat import Event, alive, cancel, join, log, spawn
 from postbus.client._ledger import Ledger
@@ -357,6 +358,7 @@ class Consumer(Generic[T]):
     def _arrive(self, rows: list[tuple[Any, ...]], taken_at: float) -> None:
         if not rows:
             return
+        _telemetry.batch(len(rows), self.source.channel)
         good: list[Delivery[T]] = []
         refused: list[tuple[str, Outcome]] = []
         for row in rows:

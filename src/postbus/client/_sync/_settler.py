@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.errors import LockNotAvailable
 
+from postbus._telemetry import count
 from postbus.client import _sql
 from postbus.client._compat import Event, log, sleep
 from postbus.client._ledger import Ledger
@@ -24,6 +25,8 @@ from postbus.client._sync._bus import Bus
 from postbus.errors import LeaseLost, PostbusError
 
 R = TypeVar("R")
+
+_COUNTERS = {"ack": "acked_total", "nack": "nacked_total", "dead_letter": "nacked_total"}
 
 LINGER = 0.005  # how long outcomes are gathered
 PARTIAL = 0.5  # parts of a page of a stream are settled after so long; the whole page at once is cheaper
@@ -118,7 +121,10 @@ class Settler:
                 self._bus.fetch(query, params, self._conn)
             else:
                 self.persist(lambda: self._bus.fetch(query + _sql.SOON, params))
-            self._ledger.told(receipt for token in tokens for receipt in named[token])
+            done = [receipt for token in tokens for receipt in named[token]]
+            self._ledger.told(done)
+            if outcome.verb in _COUNTERS:
+                count(_COUNTERS[outcome.verb], len(done), self._label)
 
         def refused(token: str, exc: Exception) -> None:
             self._log_refused(outcome, exc)
