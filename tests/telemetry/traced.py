@@ -37,15 +37,18 @@ async def main(dsn: str) -> None:
         with trace.get_tracer("app").start_as_current_span("inside"):
             if len(seen) == 1:
                 raise ValueError("once")
-        if len(seen) == 4:
-            worker.stop()
 
     async with AsyncBus(dsn) as bus:
         emails = await bus.queue("emails", create=True, backoff=0)
         with trace.get_tracer("app").start_as_current_span("request"):
             await emails.send({"n": 1}, headers={"mine": "yes"})
             await emails.send_batch([{"n": 2}, {"n": 3}])
-    await worker.run()
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(30):
+        while not complete(metered := measured()):
+            await asyncio.sleep(0.05)
+    worker.stop()
+    await running
     spans = [
         {
             "name": s.name,
@@ -59,17 +62,24 @@ async def main(dsn: str) -> None:
         }
         for s in exporter.get_finished_spans()
     ]
-    json.dump({"spans": spans, "seen": seen, "metrics": measured()}, sys.stdout, default=str)
+    json.dump({"spans": spans, "seen": seen, "metrics": metered}, sys.stdout, default=str)
 
 
 def measured() -> dict[str, list[dict[str, Any]]]:
-    data = json.loads(reader.get_metrics_data().to_json())  # type: ignore[union-attr]
+    found = reader.get_metrics_data()
+    data = json.loads(found.to_json()) if found is not None else {"resource_metrics": []}
     return {
         metric["name"]: metric["data"]["data_points"]
         for resource in data["resource_metrics"]
         for scope in resource["scope_metrics"]
         for metric in scope["metrics"]
     }
+
+
+def complete(metered: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether everything was told, and the database was asked."""
+    acked = sum(p["value"] for p in metered.get("postbus.message.acked_total", ()))
+    return acked >= 3 and "postbus.queue.depth" in metered
 
 
 if __name__ == "__main__":
