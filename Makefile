@@ -29,13 +29,15 @@ check: $(STAMP) ## check format, lint, types and SQL
 	@$(BIN)/ruff check src tests tools bench examples
 	@$(BIN)/mypy
 	@$(BIN)/python tools/lint_sql.py
+	@$(BIN)/python tools/gen_sync.py --check
 
-format: $(STAMP) ## put the Python code into its format
+format: $(STAMP) ## put the Python code into its format, and write the blocking client
+	@$(BIN)/python tools/gen_sync.py
 	@$(BIN)/ruff format src tests tools bench examples
 	@$(BIN)/ruff check --fix-only src tests tools bench examples
 
-fault: $(STAMP) ## run the tests that kill servers and workers
-	@$(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
+fault: $(STAMP) ## run the tests that kill servers and workers, for much longer than make test does
+	@POSTBUS_FAULT_LONG=1 $(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
 
 bench: $(STAMP) ## measure beside pgmq on the same server: everything, briefly (ARGS="--quick" for a glance)
 	@$(BIN)/python -m bench $(ARGS)

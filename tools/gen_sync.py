@@ -26,6 +26,7 @@ BANNER = '# Generated from ../_async/{name} by tools/gen_sync.py ("make format")
 NAMES = {
     "AEvent": "Event",
     "ALock": "Lock",
+    "AsyncIterator": "Iterator",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -36,6 +37,7 @@ NAMES = {
     "ajoin": "join",
     "arun": "run",
     "asleep": "sleep",
+    "asynccontextmanager": "contextmanager",
     "aspawn": "spawn",
     "fetch_async": "fetch",
 }

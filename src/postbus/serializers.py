@@ -207,11 +207,17 @@ class Codec:
         Raises:
             Undecodable: with the reason.
         """
-        data: str | bytes | None = blob if text is None else text
+        named = headers.get("content-type") if isinstance(headers, dict) else None
+        if named is not None:
+            serializer = self._reader(named)
+        elif text is None and not self._named and self._model in (None, bytes):
+            # Bytes without a name are bytes, unless something else is expected.
+            serializer = _KNOWN[Bytes.content_type]
+        else:
+            serializer = self.serializer
+        data = blob if text is None else text
         if data is None:
             raise Undecodable("the message has no payload")
-        named = headers.get("content-type") if isinstance(headers, dict) else None
-        serializer = self._unnamed(data) if named is None else self._reader(named)
         try:
             return serializer.loads(data, self._model)
         except Exception as exc:
@@ -223,12 +229,6 @@ class Codec:
             return self.decode(text, blob, headers)
         except Undecodable:
             return blob if text is None else text
-
-    def _unnamed(self, data: str | bytes) -> Serializer:
-        # Bytes without a name are bytes, unless something else is expected.
-        if isinstance(data, str) or self._named or self._model not in (None, bytes):
-            return self.serializer
-        return _KNOWN[Bytes.content_type]
 
     def _reader(self, named: object) -> Serializer:
         kind = named.partition(";")[0].strip().lower() if isinstance(named, str) else None

@@ -195,6 +195,21 @@ def test_verbs_inside_the_loop(queue: Queue[Any], db: Database) -> None:
     assert [d.payload for d in queue.dead_letters()] == ["dead"]
 
 
+def test_verbs_of_the_bus_inside_the_loop(
+    bus: Bus, queue: Queue[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send_batch(list(range(6)))
+    with caplog.at_level(logging.INFO, "postbus"):
+        for batch in queue.batches(wait=0, max=6):
+            if len(batch) == 6:
+                bus.ack(batch[0])
+                bus.ack([batch[1], batch[2]])
+                bus.nack([batch[3]], delay=3600)
+                bus.dead_letter(batch[4:5])
+    assert waiting(queue) == [(3, 1)]
+    assert caplog.messages == []
+
+
 def test_verb_that_fails_leaves_the_message_to_the_loop(queue: Queue[Any]) -> None:
     queue.send(1)
     for m in queue.messages(wait=0):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from postbus import BadArgument, Bus, Group, LeaseLost
+from postbus.client import _pace
 from tests.client.conftest import count, eventually, fail, in_flight, raises
 from tests.conftest import Database
 
@@ -223,6 +224,16 @@ def test_nack_in_a_batch(bus: Bus) -> None:
     assert [n for later in rounds[1:] for n in later] == [1, 3]
 
 
+def test_several_go_back_at_once(bus: Bus) -> None:
+    group = make(bus, "key")
+    publish(group, "abaab")
+    batch = group.consume()
+    assert bus.nack([batch[0], batch[2]]) == 2  # the two first of a, and 4 behind them
+    bus.ack([batch[1], batch[4]])
+    assert [m.payload for m in batch] == []
+    assert [(m.payload, m.attempt) for m in group.messages(wait=0)] == [(1, 2), (3, 2), (4, 1)]
+
+
 def test_seek(bus: Bus) -> None:
     group = make(bus, "stream")
     publish(group, "abc")
@@ -286,3 +297,24 @@ def test_ack_of_a_whole_batch(bus: Bus) -> None:
     assert bus.ack(token) == 2
     with raises(LeaseLost):
         batch[0].ack()
+
+
+@pytest.mark.parametrize("source", ["queue", "stream"])
+def test_what_was_given_back_is_looked_for(bus: Bus, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consumer does not wait for the next poll, nor for a notification that does not come."""
+    monkeypatch.setattr(_pace, "IDLE", 60.0)
+    mine: Any
+    if source == "queue":
+        mine = bus.queue("emails", create=True, backoff=0.05)
+        mine.send(1)
+    else:
+        mine = make(bus, "stream")
+        mine.stream.publish(1)
+    attempts = []
+    with mine.messages() as messages:
+        for m in messages:
+            attempts.append(m.attempt)
+            if m.attempt == 4:
+                break
+            m.nack(delay=0.1 if m.attempt == 2 else None)
+    assert attempts == [1, 2, 3, 4]

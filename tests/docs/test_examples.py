@@ -5,7 +5,8 @@
   the last statement of the block fails.
 - ``console``: the lines that begin with ``$ postbus``; what stands below them is what they print. ``RECEIPT``
   in a command is the receipt that the last ``postbus receive`` printed.
-- ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment. With
+- ``python``: run in one namespace per page, with ``POSTBUS_DSN`` in the environment. ``# --> 1`` behind an
+  expression is what its value looks like. With
   ``file=examples/...`` in the fence it does not run here: it is a part of that file, line by line, and the
   file has tests of its own in tests/examples. ``...`` on a line of its own stands for lines left out.
 - ``text``: cannot run here, or is no example.
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -38,7 +40,7 @@ class Player:
     def __init__(self, db: Database) -> None:
         self.dsn = db.dsn
         self.conn = db.connect()
-        self.names: dict[str, Any] = {"__name__": "__example__"}
+        self.names: dict[str, Any] = {"__name__": "__example__", "__expect__": expect_value}
         self.receipt = "RECEIPT"
 
     def play(self, block: Block) -> None:
@@ -50,7 +52,9 @@ class Player:
             case "console":
                 self.console(block)
             case "python":
-                code = compile("\n" * block.line + block.text, str(block.page), "exec")
+                tree = with_expectations(block)
+                # Our __future__ is not theirs.
+                code = compile(tree, str(block.page), "exec", dont_inherit=True)
                 exec(code, self.names)
 
     def sql(self, block: Block) -> None:
@@ -95,6 +99,32 @@ def excerpt(block: Block) -> None:
         if not wanted or found is None:
             pytest.fail(f"{block.where}: not in {block.option('file')}:\n{piece}", pytrace=False)
         at = found + len(wanted)
+
+
+def with_expectations(block: Block) -> ast.Module:
+    """The code of a block; expressions with ``# -->`` behind them are compared with it."""
+    text = "\n" * block.line + block.text
+    wanted = {n: line.partition("# -->")[2] for n, line in enumerate(text.splitlines(), 1) if "# -->" in line}
+
+    class Compare(ast.NodeTransformer):
+        def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+            want = wanted.pop(node.end_lineno or 0, None)
+            if want is None:
+                return node
+            where = f"{block.page.relative_to(ROOT)}:{node.end_lineno}"
+            given = [ast.Constant(where), ast.Constant(want.strip()), node.value]
+            call = ast.Call(ast.Name("__expect__", ast.Load()), given, [])
+            return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), node))
+
+    tree: ast.Module = Compare().visit(ast.parse(text, str(block.page)))
+    for line in wanted:
+        raise ValueError(f"{block.page.relative_to(ROOT)}:{line}: # --> has no expression before it")
+    return tree
+
+
+def expect_value(where: str, expected: str, value: object) -> None:
+    """Compare what a value looks like."""
+    expect(where, [expected], [repr(value)])
 
 
 def commands(block: Block) -> list[tuple[int, str, list[str]]]:

@@ -34,6 +34,10 @@ def test_statements_are_cut_where_they_end() -> None:
         (block("select 1 / 0;\nselect 1;", "sql", "error=22012"), "page.md:11: 22012"),
         (block("$ postbus streams\nsomething else", "console"), "page.md:11: the page says"),
         (block("$ postbus nonsense", "console"), "page.md:11: exit code 2"),
+        (
+            block("x = 1\nx + 1  # --> 3", "python"),
+            r"page.md:12: the page says\n  3\n  but the example gives\n  2",
+        ),
         (block("x = 1", "python", "file=examples/none.py"), "page.md:10: there is no examples/none.py"),
         (block("import sys\nimport os", "python", FILE), "page.md:10: not in examples/"),
         (block("import sys\n...\nimport os", "python", FILE), "page.md:10: not in examples/"),
@@ -51,4 +55,5 @@ def test_what_is_right_passes(db: Database, monkeypatch: pytest.MonkeyPatch) -> 
     player.play(block("select 1;\nselect 1 / 0;", "sql", "error=22012"))
     player.play(block("$ postbus streams create \\\n    orders\ncreated ...", "console"))
     player.play(block("import os\nassert os.environ['POSTBUS_DSN']", "python"))
+    player.play(block("x = 'a b c'\nfor y in [x]:\n    y  # --> 'a ... c'", "python"))
     player.play(block('import os\nimport sys\n\n...\nif __name__ == "__main__":', "python", FILE))

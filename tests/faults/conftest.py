@@ -23,7 +23,8 @@ import postbus
 from postbus import Bus
 from tests.conftest import Database
 from tests.faults.record import Record
-from tests.worker.conftest import Running, eventually
+from tests.worker.conftest import Running
+from tests.worker.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 LONG = bool(os.environ.get("POSTBUS_FAULT_LONG"))

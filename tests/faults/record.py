@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,8 @@ class Record:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._offset = 0
+        self._lines: list[Line] = []
 
     def close(self) -> None:
         os.close(self._fd)
@@ -42,11 +45,15 @@ class Record:
 
     def lines(self) -> list[Line]:
         """Everything so far."""
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]  # the last line may be just on its way
+        self._offset += len(data)
+        for line in data.decode().splitlines():
             at, pid, source, number, key, attempt, what = line.split(" ", 6)
-            found.append(Line(float(at), int(pid), source, int(number), key, int(attempt), what))
-        return found
+            self._lines.append(Line(float(at), int(pid), source, int(number), key, int(attempt), what))
+        return self._lines
 
     def of(self, *whats: str, source: str | None = None) -> list[Line]:
         """The lines about something."""
@@ -86,15 +93,17 @@ class Record:
     def check_order(self, source: str) -> None:
         """No message of a key begins for the first time before the one in front of it has ended."""
         ended: dict[str, int] = defaultdict(lambda: -1)
+        keys = self._keys(source)
         for line in self.lines():
             if line.source != source or line.what not in ("begin", "end"):
                 continue
             if line.what == "end":
                 ended[line.key] = max(ended[line.key], line.number)
             elif line.number > ended[line.key]:
-                before = [n for n in self._keys(source)[line.key] if n < line.number]
-                assert not before or ended[line.key] >= max(before), (
-                    f"{source}: {line.number} of key {line.key} began before {max(before)} had ended"
+                at = bisect_left(keys[line.key], line.number)
+                before = keys[line.key][at - 1] if at else -1
+                assert ended[line.key] >= before, (
+                    f"{source}: {line.number} of key {line.key} began before {before} had ended"
                 )
 
     def _keys(self, source: str) -> dict[str, list[int]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,19 +21,28 @@ from tests.conftest import SERVER_SETTINGS, fast_directory
 from tests.faults.app import made
 from tests.faults.conftest import LONG, Producer, Start, effects, prepare, settled, wait_until_done
 from tests.faults.record import Record
-from tests.worker.conftest import eventually
+from tests.worker.waiting import eventually
+
+MAX_CONNECTIONS = 20
 
 
-def temporary(**settings: Any) -> Server:
-    return Server.temporary(settings={**SERVER_SETTINGS, **settings}, inside=fast_directory())
+@contextmanager
+def served(**settings: Any) -> Iterator[Server]:
+    """A server of the test's own that can be started again, with the engine."""
+    quick = {"fsync": "off", "full_page_writes": "off"}  # the machine does not crash
+    settings = {**SERVER_SETTINGS, **quick, **settings}
+    with (
+        tempfile.TemporaryDirectory(dir=fast_directory()) as directory,
+        Server(Path(directory) / "pg", settings=settings) as made_server,
+    ):
+        with psycopg.connect(made_server.dsn, autocommit=True) as conn:
+            install(conn)
+        yield made_server
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server of the test's own, with the engine."""
-    with temporary() as made_server:
-        with psycopg.connect(made_server.dsn, autocommit=True) as conn:
-            install(conn)
+    with served() as made_server:
         yield made_server
 
 
@@ -107,13 +118,11 @@ def test_stop_while_the_server_is_away(server: Server, record: Record, start: St
 
 
 def test_no_connections_left(record: Record, start: Start) -> None:
-    """All connections are taken, at the start and later: the worker waits, and goes on when there are some."""
-    with temporary(max_connections=20) as server:
+    """All connections are taken, at the start and later: the worker waits, and then goes on."""
+    with served(max_connections=MAX_CONNECTIONS) as server:
         dsn = server.dsn
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            install(conn)
         with Bus(dsn, pool_size=1) as bus:
-            prepare(bus, lease=2)
+            prepare(bus, lease=30)
         worker: Worker = made(
             {
                 "dsn": dsn,
@@ -123,10 +132,8 @@ def test_no_connections_left(record: Record, start: Start) -> None:
                 "concurrency": 2,
             }
         )
-        with ExitStack() as crowd:
-            producer = crowd.enter_context(psycopg.connect(dsn, autocommit=True))
-            boss = crowd.enter_context(psycopg.connect(dsn, autocommit=True))
-            squatters = fill(dsn)
+        with psycopg.connect(dsn, autocommit=True) as producer, Crowd(dsn, others=1) as crowd:
+            crowd.fill()
             running = start(worker, wait=False)
             number = 0
             for _ in range(5 if LONG else 2):
@@ -135,18 +142,10 @@ def test_no_connections_left(record: Record, start: Start) -> None:
                 time.sleep(0.5)  # for what must not happen
                 assert number not in record.done("jobs")
                 running.check()
-                while squatters:
-                    squatters.pop().close()
+                crowd.leave()
                 wait_until_done(record, "jobs", "events", within=30)
-                # Take everything away again: what the worker has, and what it could have.
-                ours = "pid not in (%s, %s) and datname = current_database()"
-                boss.execute(
-                    f"select pg_terminate_backend(pid) from pg_stat_activity where {ours}",
-                    (producer.info.backend_pid, boss.info.backend_pid),
-                )
-                squatters = fill(dsn)
-            while squatters:
-                squatters.pop().close()
+                crowd.fill()
+            crowd.leave()
             number += 1
             publish(producer, record, number)
             wait_until_done(record, "jobs", "events", within=30)
@@ -155,17 +154,36 @@ def test_no_connections_left(record: Record, start: Start) -> None:
         record.check("events", ordered=True)
 
 
-def fill(dsn: str) -> list[psycopg.Connection[Any]]:
-    """Connect until there are no connections left, and stay so for a moment."""
-    found: list[psycopg.Connection[Any]] = []
-    refused = 0
-    while refused < 20:
-        try:
-            found.append(psycopg.connect(dsn, autocommit=True))
-        except psycopg.OperationalError:
-            refused += 1
-            time.sleep(0.01)
-    return found
+class Crowd:
+    """Takes all connections that a server has; `others` are somebody else's."""
+
+    def __init__(self, dsn: str, others: int) -> None:
+        self._dsn = dsn
+        self._count = MAX_CONNECTIONS - others - 1
+        self._boss = psycopg.connect(dsn, autocommit=True, application_name="boss")
+        self._squatters: list[psycopg.Connection[Any]] = []
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.leave()
+        self._boss.close()
+
+    def fill(self) -> None:
+        """Take what is free and what workers have, until every single one is ours."""
+        until = time.monotonic() + 30
+        while len(self._squatters) < self._count:
+            assert time.monotonic() < until
+            try:
+                self._squatters.append(psycopg.connect(self._dsn, application_name="squatter"))
+            except psycopg.OperationalError:
+                ours = "from pg_stat_activity where application_name = 'postbus'"
+                self._boss.execute(f"select pg_terminate_backend(pid) {ours}")
+
+    def leave(self) -> None:
+        while self._squatters:
+            self._squatters.pop().close()
 
 
 def publish(conn: psycopg.Connection[Any], record: Record, number: int) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import Database
 from tests.faults.app import POINTS
 from tests.faults.conftest import LONG, Processes, Producer, effects, prepare, settled, wait_until_done
 from tests.faults.record import Record
-from tests.worker.conftest import eventually
+from tests.worker.waiting import eventually
 
 
 @pytest.mark.parametrize("kind", ["queues", "streams"])

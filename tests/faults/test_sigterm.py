@@ -9,7 +9,7 @@ from postbus import Bus
 from tests.conftest import Database
 from tests.faults.conftest import LONG, Processes, Producer, prepare, settled, wait_until_done
 from tests.faults.record import Record
-from tests.worker.conftest import eventually
+from tests.worker.waiting import eventually
 
 GRACE = 10.0
 
@@ -30,7 +30,7 @@ def test_sigterm_under_load(db: Database, bus: Bus, record: Record, processes: P
         for _ in range(50 if LONG else 5):
             worker = processes.start(db.dsn, **config)
             before = record.count("end")
-            eventually(lambda: record.count("end") > before + 20, "resumed at once", within=15)  # noqa: B023
+            eventually(lambda: record.count("end") > before + 20, "resumed at once", within=30)  # noqa: B023
             time.sleep(rnd.random() * 0.2)
             assert processes.stop(worker, within=GRACE) < GRACE
             at_work = "select coalesce(sum(in_flight), 0)::int from postbus."

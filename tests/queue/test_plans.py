@@ -163,8 +163,8 @@ def test_claim_by_key(s: Desk, max: int) -> None:
         s.send_all(*["p"] * max, to="keyed", keys=keys)
         run = explained(s, s.receive, max, "keyed")
         assert sorted(m.key or "" for m in run.result) == sorted(keys)
-        assert run.paths("key_wake") == {"key_wake_queue", "Tid Scan"}
-        assert run.paths("key_state") == {"key_state_ready", "key_state_pkey"}
+        assert run.paths("key_wake") == {"key_wake_queue"}
+        assert "key_state_pkey" in run.paths("key_state") <= {"key_state_ready", "key_state_pkey"}
         assert run.paths("queued") - {"queued_due"} == {
             "queued_key",
             "Tid Scan",
@@ -274,7 +274,7 @@ def test_new_database(db: Database) -> None:
         keyed = explained(s, s.receive, 10, "keyed")
         assert len(keyed.result) == sent
         assert keyed.paths("key_state") <= {"key_state_ready", "key_state_pkey"}
-        assert keyed.paths("key_wake") <= {"key_wake_queue", "Tid Scan"}
+        assert keyed.paths("key_wake") <= {"key_wake_queue"}
         if sent:
             assert "queued_key" in keyed.paths("queued")
             work = receipts(run.result) + receipts(keyed.result)

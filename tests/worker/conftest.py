@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from postbus import Bus, Worker
 from tests.conftest import Database
-
-PATIENCE = 30.0
+from tests.worker.command import Command
+from tests.worker.waiting import PATIENCE, eventually
 
 
 class Running:
@@ -89,15 +89,6 @@ def worker(db: Database) -> Worker:
     return Worker(db.dsn, name="worker", maintain=False, grace=5)
 
 
-def eventually(check: Callable[[], Any], what: str, within: float = PATIENCE) -> Any:
-    """Wait until something is so, and return what the check returned."""
-    until = time.monotonic() + within
-    while not (found := check()):
-        assert time.monotonic() < until, f"not in time: {what}"
-        time.sleep(0.005)
-    return found
-
-
 def empty(bus: Bus, name: str) -> Callable[[], bool]:
     """Whether nothing is left in a queue, neither ready nor in flight."""
 
@@ -120,3 +111,13 @@ def dead(bus: Bus, name: str) -> list[tuple[int, str]]:
     """The dead letters of a queue or of all groups of a stream: attempts and reasons."""
     query = "select attempt, reason from postbus.dead_letters(%s) order by id"
     return [(int(attempt), str(reason)) for attempt, reason in bus.fetch(query, (name,))]
+
+
+@pytest.fixture
+def command(tmp_path: Path, db: Database, bus: Bus) -> Iterator[Command]:
+    bus.queue("q", create=True, backoff=0)
+    made = Command(tmp_path, db.dsn)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()

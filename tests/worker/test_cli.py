@@ -1,16 +1,14 @@
-"""``postbus worker`` as a process."""
+"""``postbus worker``: its options, and what it says when something is wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,139 +18,9 @@ import postbus
 from postbus import BadArgument, Bus
 from postbus.cli import app
 from postbus.cli._worker import load
-from tests.conftest import Database
-from tests.worker.conftest import empty, eventually, messages
-
-APP = """
-    import os, time
-    from pathlib import Path
-    from postbus import Message, Worker
-
-    worker = Worker(name="from the code", grace=20, maintain=False)
-    other = Worker("host=/nowhere", maintain=False)
-    not_a_worker = "hello"
-
-    def log(text):
-        with Path("log").open("a") as file:
-            file.write(text + "\\n")
-
-    @worker.queue("q", concurrency=2, prefetch=8)
-    def handle(m: Message):
-        log(f"begin {m.payload} {m.attempt}")
-        if m.payload == "slow":
-            time.sleep(1)
-        if m.payload == "hangs":
-            time.sleep(600)
-        if m.payload == "busy":
-            Path("pid").write_text(str(os.getpid()))
-        log(f"end {m.payload}")
-
-    @other.queue("q")
-    async def elsewhere(m: Message):
-        log("other")
-"""
-
-
-class Command:
-    """``postbus worker`` in a directory with an application."""
-
-    def __init__(self, directory: Path, dsn: str) -> None:
-        self.directory = directory
-        self.dsn = dsn
-        self.started: list[subprocess.Popen[str]] = []
-        (directory / "app.py").write_text(textwrap.dedent(APP))
-
-    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "POSTBUS", "PYTHON"))}
-        clean |= {
-            "POSTBUS_DSN": self.dsn,
-            "PYTHONPATH": str(Path(postbus.__file__).parents[1]),
-            "COLUMNS": "200",
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "postbus", "worker", *args],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.directory,
-            env=clean | (env or {}),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *args: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-        out, err = self.start(*args, env=env).communicate(timeout=60)
-        assert "Traceback" not in err, err
-        assert out == ""
-        return self.started[-1].returncode, err
-
-    def log(self) -> list[str]:
-        path = self.directory / "log"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def until(self, line: str) -> None:
-        eventually(lambda: line in self.log(), line)
-
-
-@pytest.fixture
-def command(tmp_path: Path, db: Database, bus: Bus) -> Iterator[Command]:
-    bus.queue("q", create=True, backoff=0)
-    made = Command(tmp_path, db.dsn)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.communicate()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_drains(command: Command, bus: Bus, number: signal.Signals) -> None:
-    process = command.start("app:worker")
-    bus.queue("q").send_batch(["slow", "slow", "rest", "rest"])
-    command.until("begin slow 1")
-    eventually(lambda: command.log().count("begin slow 1") == 2, "two at a time")
-    process.send_signal(number)
-    code, err = ended(process)
-    assert code == 0, err
-    assert f"{number.name}: ending within 20 seconds" in err
-    assert command.log().count("end slow") == 2, "what was begun is finished"
-    assert messages(bus, "q") == [('"rest"', "ready", 0)] * 2, "the rest is given back"
-    assert "Traceback" not in err
-
-
-def test_the_second_signal_leaves_at_once(command: Command, bus: Bus) -> None:
-    process = command.start("app")
-    bus.queue("q").send("hangs")
-    command.until("begin hangs 1")
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
-    while "SIGTERM: ending" not in process.stderr.readline():
-        pass
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    code, err = ended(process)
-    assert code == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 2
-    assert "second signal, leaving at once" in err
-    assert messages(bus, "q") == [('"hangs"', "in_flight", 1)], "it comes again when its lease ends"
-
-
-def test_a_thread_that_never_ends(command: Command, bus: Bus) -> None:
-    process = command.start("app:worker", "--grace", "0.5")
-    bus.queue("q").send("hangs")
-    command.until("begin hangs 1")
-    began = time.monotonic()
-    process.terminate()
-    code, err = ended(process)
-    assert code == 0
-    assert time.monotonic() - began < 5, "does not keep the process"
-    assert "1 handlers did not end in time" in err
-    assert messages(bus, "q") == [('"hangs"', "ready", 1)]
+from tests.worker.command import APP, Command, ended
+from tests.worker.conftest import empty
+from tests.worker.waiting import eventually
 
 
 def test_options(command: Command, bus: Bus) -> None:
@@ -316,31 +184,3 @@ def test_worker_main_of_a_script(command: Command, bus: Bus) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[0] == "error: queue 'q' does not exist"
     assert "Traceback" not in done.stderr
-
-
-def test_processes_end_with_the_worker(command: Command, bus: Bus) -> None:
-    (command.directory / "app.py").write_text(
-        textwrap.dedent(APP)
-        + textwrap.dedent("""
-        def child(m: Message):
-            log(f"child {os.getpid()}")
-            time.sleep(600)
-
-        bus = Worker(maintain=False)
-        bus.queue("q", process=True)(child)
-        """)
-    )
-    for signals in (1, 2):
-        process = command.start("app:bus", "--grace", "0.2" if signals == 1 else "60")
-        bus.queue("q").send("x")
-        eventually(lambda: len([x for x in command.log() if x.startswith("child")]) >= signals, "at work")  # noqa: B023
-        pid = int(command.log()[-1].split()[1])
-        process.terminate()
-        if signals == 2:
-            assert process.stderr is not None
-            while "ending" not in process.stderr.readline():
-                pass
-            process.terminate()
-        ended(process)
-        eventually(lambda: not Path(f"/proc/{pid}").exists(), "no process is left")  # noqa: B023
-        bus.queue("q").purge()

@@ -11,7 +11,8 @@ import pytest
 
 from postbus import BadArgument, Bus, Message, Worker
 from tests.conftest import Database
-from tests.worker.conftest import Start, empty, eventually
+from tests.worker.conftest import Start, empty
+from tests.worker.waiting import eventually
 
 
 class Gauge:

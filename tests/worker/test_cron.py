@@ -10,7 +10,8 @@ import pytest
 
 from postbus import BadArgument, Bus, Message, NotFound, Worker
 from tests.conftest import Database
-from tests.worker.conftest import Start, dead, eventually, messages
+from tests.worker.conftest import Start, dead, messages
+from tests.worker.waiting import eventually
 
 
 def fire(db: Database, *, ago: str = "1 second") -> int:

@@ -17,7 +17,8 @@ from psycopg import sql
 from postbus import BadArgument, Bus, Message, Worker
 from postbus.worker import _health
 from tests.conftest import Database
-from tests.worker.conftest import Start, eventually
+from tests.worker.conftest import Start
+from tests.worker.waiting import eventually
 
 
 def get(worker: Worker, path: str = "/healthz") -> tuple[int, dict[str, Any]]:
@@ -73,7 +74,7 @@ def test_database_that_is_away(
     async def handle(m: Message[Any]) -> None: ...
 
     start(healthy)
-    assert get(healthy)[0] == 200
+    eventually(lambda: get(healthy)[0] == 200, "well")
     with psycopg.connect(server_dsn, autocommit=True) as conn:
         allow = sql.SQL("alter database {} allow_connections {}")
         conn.execute(allow.format(sql.Identifier(db.name), sql.SQL("false")))
@@ -86,7 +87,7 @@ def test_database_that_is_away(
 
 def test_busy_is_not_late(healthy: Worker, bus: Bus, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """All places are taken by handlers that need their time: nothing is asked for, and nothing is wrong."""
-    monkeypatch.setattr(_health, "LATE", 0.2)
+    monkeypatch.setattr(_health, "LATE", 0.5)
     begun, go = threading.Event(), threading.Event()
 
     @healthy.queue("q", prefetch=2, lease=3600)
@@ -97,7 +98,7 @@ def test_busy_is_not_late(healthy: Worker, bus: Bus, start: Start, monkeypatch: 
     start(healthy)
     bus.queue("q").send_batch([1, 2, 3])
     assert begun.wait(30)
-    time.sleep(0.5)  # longer than what is late
+    time.sleep(1)  # longer than what is late
     assert get(healthy)[0] == 200
     go.set()
 

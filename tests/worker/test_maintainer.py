@@ -12,7 +12,8 @@ from psycopg.conninfo import make_conninfo
 from postbus import Bus, Message, Worker
 from postbus.worker import _maintainer
 from tests.conftest import Database, run_sql
-from tests.worker.conftest import Start, eventually
+from tests.worker.conftest import Start
+from tests.worker.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ import pytest
 
 from postbus import BadArgument, Bus, Message, Worker
 from tests.conftest import Database
-from tests.worker.conftest import Start, dead, empty, eventually, messages
+from tests.worker.conftest import Start, dead, empty, messages
+from tests.worker.waiting import eventually
 
 current: contextvars.ContextVar[str] = contextvars.ContextVar("current", default="nothing")
 

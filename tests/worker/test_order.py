@@ -13,7 +13,8 @@ import pytest
 
 from postbus import Bus, Message, Worker
 from postbus.worker import Backoff, GiveUp
-from tests.worker.conftest import Start, dead, eventually
+from tests.worker.conftest import Start, dead
+from tests.worker.waiting import eventually
 
 
 def through(bus: Bus) -> bool:

@@ -65,22 +65,22 @@ async def taken(bucket: Bucket, count: int) -> list[float]:
 
 
 def test_bucket_gives_a_burst_and_then_its_rate() -> None:
-    times = asyncio.run(taken(Bucket(rate=50, burst=5), 15))
-    assert times[4] < 0.02
+    times = asyncio.run(taken(Bucket(rate=20, burst=5), 12))
+    assert times[4] < 0.3, "five at once"
     for n, at in enumerate(times[5:], 1):
-        assert n / 50 - 0.005 <= at, "never faster"
-    assert times[-1] < 0.2 + 0.15, "and hardly slower"
+        assert n / 20 - 0.005 <= at, "then never faster"
+    assert times[-1] < 7 / 20 + 1, "and hardly slower"
 
 
 def test_bucket_does_not_save_more_than_its_burst() -> None:
     async def main() -> list[float]:
-        bucket = Bucket(rate=100, burst=2)
+        bucket = Bucket(rate=20, burst=2)
         await taken(bucket, 2)
-        await asyncio.sleep(0.1)
-        return await taken(bucket, 4)
+        await asyncio.sleep(0.5)  # ten tokens, of which it keeps two
+        return await taken(bucket, 6)
 
     times = asyncio.run(main())
-    assert times[1] < 0.01 <= times[2] + 0.001
+    assert times[5] > 4 / 20 - 0.005
 
 
 async def turns(slots: Slots, waiters: list[Slot], count: int) -> list[int]:

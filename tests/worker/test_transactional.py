@@ -17,7 +17,8 @@ from psycopg.rows import dict_row
 from postbus import Bus, Message, Worker
 from postbus.worker import GiveUp
 from tests.conftest import Database
-from tests.worker.conftest import Start, dead, empty, eventually, messages
+from tests.worker.conftest import Start, dead, empty, messages
+from tests.worker.waiting import eventually
 
 Register = Callable[..., None]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import logging
 import sys
 import traceback
 from pathlib import Path
@@ -71,6 +70,8 @@ def worker(
 
     Example: postbus worker shop.jobs:worker --concurrency 20 --health 8080
     """
+    from postbus.worker._worker import log_to_stderr
+
     found = load(target)
     if dsn is not None:
         found.dsn = dsn
@@ -82,9 +83,7 @@ def worker(
     ):
         if value is not None:
             setattr(found, option, value)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(log_level.upper())
     with found.signals():
         asyncio.run(found.run())
 

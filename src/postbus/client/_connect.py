@@ -83,6 +83,8 @@ def with_defaults(dsn: str) -> str:
     defaults = {name: value for name, value in defaults.items() if name not in given}
     if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
         defaults["connect_timeout"] = _CONNECT_SECONDS
+    if "client_encoding" not in given and "PGCLIENTENCODING" not in os.environ:
+        defaults["client_encoding"] = "utf8"  # databases in SQL_ASCII would give bytes for text
     return make_conninfo(dsn, **defaults)
 
 
@@ -114,16 +116,8 @@ def look_at(conn: Any, row: tuple[int] | None) -> None:
         conn.prepare_threshold = 0
 
 
-def check_open(conn: Any) -> None:
-    """Find out without asking the server whether it has closed the connection: then it has something to read.
-
-    Raises:
-        psycopg.OperationalError: it has; the pool takes another one.
-    """
-    poll = select.poll()
+def is_quiet(conn: Any) -> bool:
+    """Whether the server has said nothing to an idle connection; its last words are that it closes it."""
+    poll = select.poll()  # unlike select() it takes any descriptor
     poll.register(conn.fileno(), select.POLLIN)
-    # First come its last words, then the end.
-    while poll.poll(0):
-        conn.pgconn.consume_input()
-        if conn.closed:
-            raise psycopg.OperationalError("the server has closed the connection")
+    return not poll.poll(0)

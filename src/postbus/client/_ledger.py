@@ -34,7 +34,8 @@ class Page:
 
     Attributes:
         token: finishes all of them at once (streams), or None.
-        line: receipts and keys in the order of the stream.
+        receipts: of all that came, in the order of the stream.
+        keys: of the same.
         waiting: receipts without an outcome yet.
         acked: receipts that are done, but not yet in the database.
         failed: receipts with another outcome that is not yet in the database.
@@ -45,12 +46,17 @@ class Page:
         kept_at: when the lease was last known to be whole.
     """
 
-    __slots__ = ("acked", "acked_at", "ending", "failed", "kept_at", "line", "token", "waiting", "whole")
+    __slots__ = (
+        "acked", "acked_at", "ending", "failed", "kept_at", "keys", "receipts", "token", "waiting", "whole"
+    )  # fmt: skip
 
-    def __init__(self, token: str | None, line: list[tuple[str, str | None]], kept_at: float) -> None:
+    def __init__(
+        self, token: str | None, receipts: list[str], keys: list[str | None], kept_at: float
+    ) -> None:
         self.token = token
-        self.line = line
-        self.waiting = {receipt for receipt, _ in line}
+        self.receipts = receipts
+        self.keys = keys
+        self.waiting = set(receipts)
         self.acked: set[str] = set()
         self.failed: dict[str, Outcome] = {}
         self.ending: set[str] = set()
@@ -98,30 +104,37 @@ class Ledger(Generic[D]):
 
     def add(
         self,
-        rows: Iterable[tuple[str, str | None, str | None]],
+        rows: list[tuple[str, str | None, str | None]],
         ready: Iterable[D],
         refused: Iterable[tuple[str, Outcome]],
         taken_at: float,
     ) -> None:
         """Messages have come: (receipt, key, token) of each, those to hand out, and the others."""
-        lines: dict[str | None, list[tuple[str, str | None]]] = {}
-        for receipt, key, token in rows:
-            lines.setdefault(token, []).append((receipt, key))
+        by_token: dict[str | None, list[tuple[str, str | None, str | None]]] = {}
+        if len({row[2] for row in rows}) == 1:
+            by_token[rows[0][2]] = rows
+        else:
+            for row in rows:
+                by_token.setdefault(row[2], []).append(row)
         with self._lock:
-            for token, line in lines.items():
-                page = Page(token, line, taken_at)
+            for token, some in by_token.items():
+                page = Page(token, [row[0] for row in some], [row[1] for row in some], taken_at)
+                for receipt in self._open.keys() & page.waiting:
+                    self.forget(receipt)  # the server crashed, and has forgotten that we have it
                 self._pages[id(page)] = page
-                for receipt, _ in line:
-                    if receipt in self._open:
-                        self.forget(receipt)  # the server crashed, and has forgotten that we have it
-                    self._open[receipt] = page
+                self._open.update(dict.fromkeys(page.receipts, page))
             self._ready.extend(ready)
             for receipt, outcome in refused:
                 self.settle(receipt, outcome)
 
-    def pop(self, oldest: float) -> D | None:
-        """The next message to begin; None also when its lease is older than `oldest` and may have ended."""
+    def pop(self, oldest: float, done: str | None = None) -> D | None:
+        """The next message to begin; None also when its lease is older than `oldest` and may have ended.
+
+        If the one before is `done` it is acked first: the two in one are what loops do most of the time.
+        """
         with self._lock:
+            if done is not None:
+                self._ack(done)
             while self._ready:
                 receipt = self._ready[0].receipt
                 page = self._open.get(receipt)
@@ -132,6 +145,19 @@ class Ledger(Generic[D]):
                 else:
                     return self._ready.popleft()
             return None
+
+    def _ack(self, receipt: str) -> bool:
+        page = self._open.get(receipt)
+        if page is None or receipt not in page.waiting:
+            return False
+        page.waiting.remove(receipt)
+        if not page.acked:
+            page.acked_at = time.monotonic()
+        page.acked.add(receipt)
+        self.pending += 1
+        if self.pending >= ENOUGH or (page.token is not None and not page.waiting):
+            self.urgent = True
+        return True
 
     def holds(self, receipt: str) -> bool:
         """Whether a message is ours and has no outcome yet."""
@@ -145,33 +171,32 @@ class Ledger(Generic[D]):
         Where there is an order, what comes after a message that goes back goes back before it.
         """
         with self._lock:
+            if outcome is ACK:
+                return self._ack(receipt)
             page = self._open.get(receipt)
             if page is None or receipt not in page.waiting:
                 return False
             page.waiting.remove(receipt)
+            page.failed[receipt] = outcome
             self.pending += 1
-            if outcome is ACK:
-                if not page.acked:
-                    page.acked_at = time.monotonic()
-                page.acked.add(receipt)
-            else:
-                page.failed[receipt] = outcome
-                if outcome.verb != "dead_letter":
-                    for later in self._behind(page, receipt):
-                        self.settle(later, RELEASE)
-            if self.pending >= ENOUGH or (page.token is not None and not page.waiting):
-                self.urgent = True
+            if outcome.verb != "dead_letter":
+                for later in self._behind(page, receipt):
+                    self.settle(later, RELEASE)
+            self.urgent = True
             return True
 
     def _behind(self, page: Page, receipt: str) -> list[str]:
         if page.token is None or self.ordering in (None, "none"):
             return []
-        receipts = [r for r, _ in page.line]
-        at = receipts.index(receipt)
-        key = page.line[at][1]
-        if self.ordering == "stream":
-            return [r for r in receipts[at + 1 :] if r in page.waiting]
-        return [r for r, k in page.line[at + 1 :] if k is not None and k == key and r in page.waiting]
+        at = page.receipts.index(receipt)
+        key = page.keys[at]
+        if self.ordering == "key" and key is None:
+            return []
+        return [
+            later
+            for later, its in zip(page.receipts[at + 1 :], page.keys[at + 1 :], strict=True)
+            if later in page.waiting and (self.ordering == "stream" or its == key)
+        ]
 
     def ending(self, receipt: str, *, goes_back: bool) -> list[str]:
         """A message is about to be finished by other means; returns those that have to go back before it.
@@ -205,20 +230,26 @@ class Ledger(Generic[D]):
 
     def told(self, receipts: Iterable[str]) -> None:
         """The database knows what became of them."""
+        touched: dict[int, Page] = {}
+        last: Page | None = None
         with self._lock:
             for receipt in receipts:
                 page = self._open.pop(receipt, None)
                 if page is None:
                     continue
-                if receipt in page.waiting:
-                    page.waiting.remove(receipt)
-                else:
+                if receipt in page.acked:
+                    page.acked.remove(receipt)
                     self.pending -= 1
-                    page.acked.discard(receipt)
-                    page.failed.pop(receipt, None)
+                elif page.failed.pop(receipt, None) is not None:
+                    self.pending -= 1
+                else:
+                    page.waiting.discard(receipt)
                 page.ending.discard(receipt)
+                if page is not last:
+                    touched[id(page)] = last = page
+            for number, page in touched.items():
                 if not (page.waiting or page.acked or page.failed):
-                    self._pages.pop(id(page), None)
+                    self._pages.pop(number, None)
         self._room()
 
     def give_back(self) -> None:

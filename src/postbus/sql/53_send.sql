@@ -84,9 +84,8 @@ begin
   end if;
   if p_q.keyed then
     for v_key in
-      select k.key, k.n, case when p.key is null then p_q.key_max_size else p.key_max_size end as max_size
-      from (select x as key, count(*) as n from unnest(p_keys) x where x is not null group by x) k
-      left join postbus.key_policy p on p.queue_id = p_q.id and p.key = k.key
+      select k.key, k.n, l.max_size
+      from (select x as key, count(*) as n from unnest(p_keys) x where x is not null group by x) k cross join lateral postbus._policy(p_q, k.key) l
     loop
       continue when v_key.max_size is null;
       select count(*) into v_size

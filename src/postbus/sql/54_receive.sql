@@ -99,12 +99,13 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
-set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := postbus.now_();
   v_queue int;
+  v_keyed boolean;
+  v_register regclass;
   v_most int;
   v_prefix text;
   v_until timestamptz;
@@ -112,14 +113,17 @@ declare
   v_from timestamptz := '-infinity';
   v_n int;
 begin
-  select q.id, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease), pg_sequence_last_value(q.head)
-  into v_queue, v_most, v_prefix, v_until, v_head
+  select q.id, q.keyed, q.register, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease), pg_sequence_last_value(q.head)
+  into v_queue, v_keyed, v_register, v_most, v_prefix, v_until, v_head
   from postbus.queue q
-  where q.name = receive.queue and not q.paused and not q.keyed and not q.unlogged and pg_sequence_last_value(q.register) & 4095 = 1
+  where q.name = receive.queue and not q.paused and not q.unlogged and (q.keyed or pg_sequence_last_value(q.register) & 4095 = 1)
     and receive.max between 1 and 10000 and (receive.lease is null or receive.lease between interval '1 microsecond' and interval '1000 years')
     and current_setting('transaction_isolation') = 'read committed';
   if not found then
     return query select r.* from postbus._receive_other(receive.queue, receive.max, receive.lease, coalesce(receive.worker, ''), receive.type, v_now) r;
+    return;
+  elsif v_keyed then
+    return query select r.* from postbus._receive_keyed(v_queue, v_register, receive.max, v_until, coalesce(receive.worker, ''), receive.type, v_now) r;
     return;
   end if;
   if v_head > 0 then
@@ -169,9 +173,7 @@ begin
     return;
   end if;
   v_until := p_now + coalesce(p_lease, v_q.lease);
-  if v_q.keyed then
-    return query select r.* from postbus._receive_keyed(v_q, p_max, v_until, p_worker, p_type, p_now) r;
-  elsif v_q.unlogged then
+  if v_q.unlogged then
     return query select r.* from postbus._receive_levels_unlogged(v_q, p_max, v_until, p_worker, p_type, p_now) r;
   else
     return query select r.* from postbus._receive_levels(v_q, p_max, v_until, p_worker, p_type, p_now) r;
@@ -227,37 +229,6 @@ begin
   where m.ctid = c.tid
   returning m.id, m.type, m.key, m.payload, m.blob, m.headers, m.created_at, m.attempt,
     postbus._receipt(v_prefix, m.id, m.claim, m.ctid), m.priority, m.state;
-end
-$$;
-
--- A queue with key policies has messages with and without a key: which of them come first is left to chance, so that
--- neither starves the other.
-create or replace function postbus._receive_keyed(p_q postbus.queue, p_max int, p_until timestamptz, p_worker text, p_type text, p_now timestamptz)
-returns setof postbus.work
-language plpgsql
-as $$
-declare
-  v_free boolean;
-  v_n int := 0;
-begin
-  -- Of priority 0, which is most of them, a glance tells whether there are any without a key.
-  perform from postbus.queued m where m.queue_id = p_q.id and m.priority = 0::smallint and m.due <= p_now and not m.keyed
-  order by m.queue_id, m.priority, m.due, m.id limit 1;
-  v_free := found or pg_sequence_last_value(p_q.register) & 4095 <> 1;
-  if v_free and random() < 0.5 then
-    return query select r.* from postbus._receive_levels(p_q, p_max, p_until, p_worker, p_type, p_now) r;
-    get diagnostics v_n = row_count;
-    v_free := false;
-  end if;
-  if v_n < p_max then
-    return query select r.* from postbus._receive_keys(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
-    if v_free then
-      get diagnostics v_n = row_count;
-      if v_n < p_max then
-        return query select r.* from postbus._receive_levels(p_q, p_max - v_n, p_until, p_worker, p_type, p_now) r;
-      end if;
-    end if;
-  end if;
 end
 $$;
 

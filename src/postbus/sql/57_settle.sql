@@ -144,7 +144,7 @@ begin
       perform postbus._lay_out(v_q, v_m, v_m.attempt, p_reason, false);
     else
       -- In its key's only place it stays: what comes after it waits.
-      v_only := v_m.keyed and postbus._places(v_q, v_m.key) is not distinct from 1;
+      v_only := v_m.keyed and (select l.concurrency from postbus._policy(v_q, v_m.key) l) is not distinct from 1;
       update postbus.queued m set claim = m.claim + 1, worker = null, reason = p_reason, state = v_m.state, held = v_only, tracked = true,
         due = postbus.now_() + coalesce(p_delay, postbus._backoff(v_q.backoff, v_q.max_backoff, m.attempt))
       where m.ctid = v_tids[i];
@@ -187,25 +187,6 @@ begin
   perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register))
   from postbus.queue q where q.id in (select m.queue_id from unnest(v_rows) m where not m.keyed);
   return cardinality(v_rows);
-end
-$$;
-
--- How many messages of a key may be out at once; null: any number.
-create or replace function postbus._places(p_q postbus.queue, p_key text)
-returns int
-language plpgsql
-stable
-security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  v_places int;
-begin
-  select p.concurrency into v_places from postbus.key_policy p where p.queue_id = p_q.id and p.key = p_key;
-  if found then
-    return v_places;
-  end if;
-  return p_q.concurrency;
 end
 $$;
 

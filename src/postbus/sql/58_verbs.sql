@@ -29,12 +29,14 @@ set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  v_shape text := translate(array_to_string(receipts, ','), '0123456789', '');
   v_done text[];
+  v_queues int[];
   v record;
 begin
   -- Most receipts of queues need no more than this. (Their shape is checked without a regular expression, which costs as
   -- much as all the rest. All of one kind: rows are then locked in the same order as by the other verbs.)
-  if translate(array_to_string(receipts, ','), '0123456789', '') = rtrim(repeat('q:::,', cardinality(receipts)), ',') then
+  if v_shape = rtrim(repeat('q:::,', cardinality(receipts)), ',') then
     with d as (
       delete from postbus.queued m
       using (
@@ -45,6 +47,25 @@ begin
     select array_agg(d.r) into v_done from d;
     if cardinality(v_done) = cardinality(receipts) then
       return cardinality(v_done);
+    end if;
+  elsif v_shape = rtrim(repeat('k:::,', cardinality(receipts)), ',') then
+    -- The same for messages that have a place to free, and no archive to go to.
+    with d as (
+      delete from postbus.queued m
+      using (
+        select r, substr(split_part(r, ':', 1), 2)::bigint as id, split_part(r, ':', 2)::int as claim,
+          ('(' || split_part(r, ':', 3) || ',' || split_part(r, ':', 4) || ')')::tid as tid
+        from unnest(receipts) r where r like 'k_%:_%:_%:_%' and length(r) <= 32 order by 2 offset 0) x
+      where m.ctid = x.tid and m.id = x.id and m.claim = x.claim and m.keyed
+        and (select not q.archive from postbus.queue q where q.id = m.queue_id) returning x.r, m.queue_id, m.key),
+    w as (
+      insert into postbus.key_wake (queue_id, key, due, freed) select distinct d.queue_id, d.key, postbus.now_(), true from d)
+    select array_agg(d.r), array_agg(d.queue_id) into v_done, v_queues from d;
+    if v_done is not null then
+      perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register)) from postbus.queue q where q.id = any (v_queues);
+      if cardinality(v_done) = cardinality(receipts) then
+        return cardinality(v_done);
+      end if;
     end if;
   end if;
   v := postbus._sorted(case when v_done is null then receipts else array(select r from unnest(receipts) r where (r = any (v_done)) is not true) end);
@@ -69,6 +90,17 @@ begin
     where m.ctid = ('(' || split_part(ack.receipt, ':', 3) || ',' || split_part(ack.receipt, ':', 4) || ')')::tid
       and m.id = substr(split_part(ack.receipt, ':', 1), 2)::bigint and m.claim = split_part(ack.receipt, ':', 2)::int and not m.keyed;
     if found then
+      return 1;
+    end if;
+  elsif translate(ack.receipt, '0123456789', '') = 'k:::' and ack.receipt like 'k_%:_%:_%:_%' and length(ack.receipt) <= 32 then
+    with d as (
+      delete from postbus.queued m
+      where m.ctid = ('(' || split_part(ack.receipt, ':', 3) || ',' || split_part(ack.receipt, ':', 4) || ')')::tid
+        and m.id = substr(split_part(ack.receipt, ':', 1), 2)::bigint and m.claim = split_part(ack.receipt, ':', 2)::int and m.keyed
+        and (select not q.archive from postbus.queue q where q.id = m.queue_id) returning m.queue_id, m.key)
+    insert into postbus.key_wake (queue_id, key, due, freed) select d.queue_id, d.key, postbus.now_(), true from d returning queue_id into v_n;
+    if found then
+      perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register)) from postbus.queue q where q.id = v_n;
       return 1;
     end if;
   -- A whole batch from the log, which is most of them: the fence and the work are one DELETE.

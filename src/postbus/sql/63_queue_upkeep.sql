@@ -26,6 +26,29 @@ begin
 end
 $$;
 
+-- Wakes that claims have not come to, for the first p_keys keys among the oldest p_window wakes. Keys that somebody else has
+-- locked keep theirs. Returns how many keys it got.
+create or replace function postbus._fold_old_wakes(p_queue int, p_keys int, p_window int, p_now timestamptz)
+returns int
+language plpgsql
+as $$
+declare
+  v_keys text[];
+  v_last bigint;
+begin
+  select array_agg(g.key), max(g.last) into v_keys, v_last from (
+    select x.key, max(x.id) as last from (
+      select y.key, y.id from postbus.key_wake y where y.queue_id = p_queue order by y.queue_id, y.id limit p_window) x
+    group by x.key order by min(x.id) limit p_keys) g;
+  perform postbus._new_keys(p_queue, array(
+    select k from unnest(v_keys) k where (select true from postbus.key_state s where s.queue_id = p_queue and s.key = k) is null));
+  v_keys := array(
+    select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (v_keys) for update skip locked);
+  perform postbus._fold_wakes(p_queue, v_keys, 0, v_last, p_now);
+  return cardinality(v_keys);
+end
+$$;
+
 create or replace function postbus._maintain_queue(p_name text)
 returns table (step text, done bigint)
 language plpgsql
@@ -64,8 +87,7 @@ begin
   return query select 'marks', v_n;
   if v_q.keyed then
     return query select 'adopted', postbus._adopt_keys(v_q.id, 10000)::bigint;
-    -- What claims have not come to.
-    return query select 'wakes', coalesce(postbus._fold_wakes(v_q.id, 0, 1000, 10000, v_now), 0)::bigint;
+    return query select 'wakes', postbus._fold_old_wakes(v_q.id, 1000, 10000, v_now)::bigint;
     -- Keys without messages, once their rate has been paid for, also by the clock of a claim that began a while ago.
     with c as materialized (
       select s.key from postbus.key_state s where s.queue_id = v_q.id and s.ready_at = 'infinity' and s.tat <= v_now - interval '1 minute'

@@ -14,12 +14,13 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from postbus.client import _sql
+from postbus.client._async._bus import AsyncBus
 from postbus.client._async._consumer import AsyncConsumer
-from postbus.client._connect import check_open, look_at, pool_options
 from postbus.client._message import Message
+from postbus.client._sync._bus import Bus
 from postbus.errors import LeaseLost, translated
 from postbus.worker import _processes
-from postbus.worker._handler import Call, Handler, plain
+from postbus.worker._handler import Call, Handler
 from postbus.worker._threads import Threads
 
 log = logging.getLogger("postbus")
@@ -41,50 +42,26 @@ class Calls:
     def __init__(self, dsn: str, handlers: list[Handler]) -> None:
         self.threads = Threads()
         self.processes = _processes.Processes(self.threads)
-        self._dsn = dsn
-        counts = {
-            on_loop: sum(h.concurrency for h in handlers if h.transactional and h.is_async is on_loop)
-            for on_loop in (True, False)
-        }
-        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
-        self._blocking: ConnectionPool[psycopg.Connection[Any]] | None = None
-        self._counts = counts
+        on_loop = sum(h.concurrency for h in handlers if h.transactional and h.is_async)
+        in_threads = sum(h.concurrency for h in handlers if h.transactional and not h.is_async)
+        self._async = AsyncBus(dsn, pool_size=on_loop) if on_loop else None
+        self._bus = Bus(dsn, pool_size=in_threads + _SPARE) if in_threads else None
 
     async def open(self) -> None:
-        """Make the pools that are needed; connections come later."""
-        options = pool_options()
-        if self._counts[True]:
-            self._pool = AsyncConnectionPool(
-                self._dsn,
-                connection_class=psycopg.AsyncConnection[Any],
-                max_size=self._counts[True],
-                configure=_configure_async,
-                check=_check_async,
-                open=False,
-                **options,
-            )
-            await self._pool.open()
-        if self._counts[False]:
-            self._blocking = ConnectionPool(
-                self._dsn,
-                connection_class=psycopg.Connection[Any],
-                max_size=self._counts[False] + _SPARE,
-                configure=_configure,
-                check=check_open,
-                open=False,
-                **options,
-            )
-            self._blocking.open()
+        """Make the pools that are needed; again is fine."""
+        if self._async is not None:
+            await self._async.open()
+        if self._bus is not None:
+            await self.threads.run(self._bus.open)
 
     async def close(self) -> None:
         """Let go of everything; what still runs in threads is left to itself."""
         self.processes.close()
+        if self._async is not None:
+            await self._async.close()
+        if self._bus is not None:
+            await self.threads.run(self._bus.close)
         self.threads.close()
-        if self._pool is not None:
-            with suppress(Exception):
-                await self._pool.close(timeout=1)
-        if self._blocking is not None:
-            await asyncio.to_thread(self._blocking.close, timeout=1)
 
     def kill(self) -> None:
         """The process ends now: nothing of ours shall outlive it."""
@@ -108,23 +85,23 @@ class Calls:
             _processes.check(function, handler.what)
 
             async def in_process(m: Message[Any]) -> None:
-                await processes.run(function, plain(m))
+                await processes.run(function, m.plain())
 
             return in_process
 
         async def in_thread(m: Message[Any]) -> None:
-            await threads.run(_processes.called, function, plain(m))
+            await threads.run(_processes.called, function, m.plain())
 
         return in_thread
 
     def _transaction_on_loop(self, handler: Handler, committed: set[str]) -> Call:
         async def call(m: Message[Any]) -> None:
-            pool = self._pool
-            assert pool is not None
+            assert self._async is not None
+            pool = self._async.pool
             conn = await _borrowed(pool, handler)
             try:
                 async with conn.transaction():
-                    await handler.function(plain(m), conn)
+                    await handler.function(m.plain(), conn)
                     with _finishing(m):
                         await conn.execute(_sql.ACK, ([m.receipt],))
                 committed.add(m.receipt)
@@ -138,8 +115,8 @@ class Calls:
 
     def _transaction_in_thread(self, handler: Handler, committed: set[str]) -> Call:
         async def call(m: Message[Any]) -> None:
-            assert self._blocking is not None
-            work = _Work(self._blocking, handler, committed, m)
+            assert self._bus is not None
+            work = _Work(self._bus.pool, handler, committed, m)
             try:
                 await self.threads.run(work.run)
             except asyncio.CancelledError:
@@ -176,7 +153,7 @@ class _Work:
         m = self._m
         try:
             with conn.transaction():
-                _processes.called(self._handler.function, plain(m), conn)
+                _processes.called(self._handler.function, m.plain(), conn)
                 with _finishing(m):
                     conn.execute(_sql.ACK, ([m.receipt],))
             self._committed.add(m.receipt)
@@ -243,16 +220,3 @@ def _not_finished(m: Message[Any]) -> None:
     consumer: AsyncConsumer[Any] | None = getattr(m, "_consumer", None)
     if consumer is not None:
         consumer.not_finished(m.receipt)
-
-
-def _configure(conn: psycopg.Connection[Any]) -> None:
-    look_at(conn, conn.execute("select pg_backend_pid()", prepare=False).fetchone())
-
-
-async def _configure_async(conn: psycopg.AsyncConnection[Any]) -> None:
-    cursor = await conn.execute("select pg_backend_pid()", prepare=False)
-    look_at(conn, await cursor.fetchone())
-
-
-async def _check_async(conn: psycopg.AsyncConnection[Any]) -> None:
-    check_open(conn)

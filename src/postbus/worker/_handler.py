@@ -149,25 +149,6 @@ class Handler:
             ) from exc
 
 
-def plain(m: Message[Any]) -> Message[Any]:
-    """The data of a message: for threads and processes, where the verbs of the loop do not work."""
-    return Message(
-        source=m.source,
-        id=m.id,
-        payload=m.payload,
-        type=m.type,
-        key=m.key,
-        headers=m.headers,
-        created_at=m.created_at,
-        attempt=m.attempt,
-        group=m.group,
-        priority=m.priority,
-        state=m.state,
-        receipt=m.receipt,
-        batch=m.batch,
-    )
-
-
 def wrapped(call: Call, middleware: list[Middleware]) -> Call:
     """The call with all middleware around it, the first one outermost."""
     for each in reversed(middleware):

@@ -62,7 +62,7 @@ class Signals:
     def _watch(self) -> None:
         """A handler that can neither be waited for nor cancelled does not keep the process alive."""
         self._begun.wait()
-        if not self._over.wait(self._grace + MARGIN):
+        if not self._over.wait(min(self._grace + MARGIN, threading.TIMEOUT_MAX)):
             self._leave(1, b"postbus: handlers do not end, leaving without them\n")
 
     def _leave(self, code: int, text: bytes) -> None:

@@ -142,25 +142,29 @@ class Subscription:
             ordering = await source.ordering()
             self._consumer = consumer
             self._lines = lines = Lines(ordering, self._part_of, consumer.holds)
-            for part in self._parts.values():
+            for part in (*self._parts.values(), self._ignored):
                 part.reset()
-            only = self._parts.get(None) if len(self._parts) == 1 and ordering == "none" else None
-            if only is not None and (only.bucket is not None or self._worker.slots is not None):
-                only = None
-            runners = [
-                self._spawn(self._run(consumer, lines, only))
-                for _ in range(sum(h.concurrency for h in handlers))
-            ]
+            only = self._only(ordering)
+            count = sum(h.concurrency for h in handlers)
+            runners = [self._spawn(self._run(consumer, lines, only)) for _ in range(count)]
             await asyncio.wait(runners, return_when=asyncio.FIRST_EXCEPTION)
             consumer.abandon(lines.clear(), RELEASE)
             while self._at_work:
                 await asyncio.wait(self._at_work)
-            for runner in runners:
-                if not runner.cancelled():
-                    runner.result()
+            failures = [runner.exception() for runner in runners if not runner.cancelled()]
+            for failure in filter(None, failures):
+                raise failure
         finally:
             await consumer.close()
             self._consumer, self._lines = None, None
+
+    def _only(self, ordering: str) -> Part | None:
+        """The handler, where there is one, all messages are for it, and nothing else is to be minded."""
+        first = self._handlers[0]
+        part = self._parts[first.type]
+        if len(self._parts) > 1 or (first.group is not None and first.type is not None):
+            return None
+        return None if ordering != "none" or part.bucket or self._worker.slots else part
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"postbus-{self.name}-runner")
@@ -172,7 +176,7 @@ class Subscription:
         return self._parts.get(type) or self._parts.get(None) or self._ignored
 
     async def _run(self, consumer: AsyncConsumer[Any], lines: Lines, only: Part | None) -> None:
-        """Handle one message after the other; `only`: by this handler, and with nothing else to mind."""
+        """Handle one message after the other."""
         while True:
             m = await consumer.take()
             if m is None:

@@ -98,11 +98,11 @@ class Worker(Registry):
 
     def main(self) -> None:
         """Run until a signal comes; for scripts. Errors of the set-up end the process with exit code 1."""
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr(logging.INFO)
         try:
             with self.signals():
                 asyncio.run(self.run())
-        except PostbusError as exc:
+        except (PostbusError, psycopg.Error) as exc:
             sys.exit(f"error: {exc}")
 
     async def run(self, *, signals: bool = False) -> None:
@@ -210,7 +210,7 @@ class Worker(Registry):
     async def _begin(self, bus: AsyncBus, groups: list[list[Any]]) -> None:
         """Check that everything is there, and start."""
         self._calls = calls = Calls(str(bus.pool.conninfo), self.handlers)
-        await calls.open()
+        await self._persist(calls.open)
         crons = {cron.source for cron in self.crons}
         for handlers in groups:
             if handlers[0].source not in crons:
@@ -258,6 +258,13 @@ class Worker(Registry):
                 async with asyncio.timeout(pause * random.uniform(0.5, 1)):  # noqa: S311 - not a secret
                     await self._stop.wait()
             pause = min(5.0, pause * 2)
+
+
+def log_to_stderr(level: int | str) -> None:
+    """For scripts that do not set up logging themselves."""
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What it has to say about a server that is away, the worker says too, and less often.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 class _Stopped(Exception):  # noqa: N818 - for ourselves

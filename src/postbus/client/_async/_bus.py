@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -16,7 +17,8 @@ from psycopg_pool import AsyncConnectionPool
 
 from postbus.client import _sql
 from postbus.client._compat import AEvent, ALock, arun
-from postbus.client._connect import Target, check_open, look_at, pool_options, worker_name
+from postbus.client._connect import Target, is_quiet, look_at, pool_options, worker_name
+from postbus.client._ending import ending, transaction_of
 from postbus.client._foreign import fetch_async
 from postbus.client._listener import Listener
 from postbus.client._message import Message
@@ -43,7 +45,8 @@ class AsyncBus:
 
     Args:
         dsn: the database; else ``$POSTBUS_DSN``, else an embedded PostgreSQL, which is started and gets the
-        engine. name: what consumers of this bus are called in the database; default: host and process.
+            engine.
+        name: what consumers of this bus are called in the database; default: host and process.
         pool_size: the most connections. One more listens for news.
         serializer: for queues and streams that have none of their own; default: JSON.
         install: put the engine into the database if it is not there.
@@ -90,7 +93,6 @@ class AsyncBus:
                     max_size=self._pool_size,
                     timeout=self._timeout,
                     configure=self._configure,
-                    check=self._check,
                     reconnect_failed=self._try_again,
                     open=False,
                     **pool_options(),
@@ -164,9 +166,8 @@ class AsyncBus:
 
         Args:
             name: of the queue.
-            model: what payloads are decoded into and checked against: a dataclass, msgspec struct, TypedDict
-            or
-                pydantic model. Default: plain Python values.
+            model: what payloads are decoded into and checked against: a dataclass, msgspec struct,
+                TypedDict or pydantic model. Default: plain Python values.
             create: make it if it does not exist.
             serializer: for its payloads; default: that of the bus.
             options: for a queue that is made, as for ``postbus.create_queue`` (``max_attempts=5``).
@@ -255,18 +256,18 @@ class AsyncBus:
     ) -> int:
         """Give messages back, to come again after `delay` seconds; the other arguments as for a delivery."""
         rest = (delay, storable(reason), None if state is None else as_json(state))
-        return await self._tell(_sql.NACK, messages, rest, conn)
+        return await self._tell(_sql.NACK, messages, rest, conn, goes_back=True)
 
     async def extend(
         self, messages: Receipts, *, lease: float | None = None, state: Any = None, conn: object | None = None
     ) -> datetime:
         """Keep messages for at least `lease` more seconds; returns when the first of the leases ends."""
-        receipts = receipts_of(messages)
-        if not receipts:
+        found = list_of(messages)
+        if not found:
             raise BadArgument("there is nothing to extend")
-        params = (receipts, lease, None if state is None else as_json(state))
-        found: datetime = (await self.fetch(_sql.EXTEND, params, conn))[0][0]
-        return found
+        params = (receipts_of(found), lease, None if state is None else as_json(state))
+        until: datetime = (await self.fetch(_sql.EXTEND, params, transaction_of(found, conn)))[0][0]
+        return until
 
     async def dead_letter(
         self, messages: Receipts, *, reason: str | None = None, conn: object | None = None
@@ -276,13 +277,25 @@ class AsyncBus:
 
     async def release(self, messages: Receipts, *, conn: object | None = None) -> int:
         """Give messages back as if they had never been taken."""
-        return await self._tell(_sql.RELEASE, messages, (), conn)
+        return await self._tell(_sql.RELEASE, messages, (), conn, goes_back=True)
 
-    async def _tell(self, query: str, messages: Receipts, rest: tuple[Any, ...], conn: object | None) -> int:
-        receipts = receipts_of(messages)
-        if not receipts:
+    async def _tell(
+        self,
+        query: str,
+        messages: Receipts,
+        rest: tuple[Any, ...],
+        conn: object | None,
+        *,
+        goes_back: bool = False,
+    ) -> int:
+        found = list_of(messages)
+        if not found:
             return 0
-        return int((await self.fetch(query, (receipts, *rest), conn))[0][0])
+        conn = transaction_of(found, conn)
+        with ending(found, goes_back=goes_back) as behind:
+            if behind:
+                await self.fetch(_sql.RELEASE, (behind,), conn)
+            return int((await self.fetch(query, (receipts_of(found), *rest), conn))[0][0])
 
     async def maintain(self) -> None:
         """Do the upkeep of the database once; workers do it by themselves."""
@@ -294,11 +307,42 @@ class AsyncBus:
         """The rows of one statement, on a connection of the pool or on the given one."""
         if conn is not None:
             return await fetch_async(conn, query, params)
-        async with self._opened().connection() as own:
+        async with self.connection() as own:
             cursor = own.cursor(binary=True)
             with translated():
                 await cursor.execute(query, params)
             return await cursor.fetchall()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """A connection of the pool, in autocommit mode: for transactions of your own.
+
+        Example:
+            >>> async with bus.connection() as conn, conn.transaction():  # doctest: +SKIP
+            ...     await conn.execute("insert into customer values (1)")
+            ...     await emails.send({"customer": 1}, conn=conn)
+        """
+        pool = self._opened()
+        conn = await self._open_connection(pool)
+        try:
+            async with conn:
+                yield conn
+        finally:
+            await pool.putconn(conn)
+
+    async def _open_connection(self, pool: AsyncConnectionPool[AsyncConnection[Any]]) -> AsyncConnection[Any]:
+        """One that the server has not closed meanwhile."""
+        end = time.monotonic() + self._timeout
+        while True:
+            conn = await pool.getconn(timeout=max(0.0, end - time.monotonic()))
+            if is_quiet(conn):
+                return conn
+            # Not the check of the pool, which would sleep for longer and longer between two tries.
+            try:
+                await AsyncConnectionPool.check_connection(conn)
+                return conn
+            except psycopg.OperationalError:
+                await pool.putconn(conn)
 
     async def wait_for(
         self,
@@ -329,8 +373,15 @@ class AsyncBus:
             unsubscribe()
 
     @property
+    def dsn(self) -> str:
+        """The database that the bus is connected to: for connections of your own."""
+        dsn = self._opened().conninfo
+        assert isinstance(dsn, str)
+        return dsn
+
+    @property
     def pool(self) -> AsyncConnectionPool[AsyncConnection[Any]]:
-        """The pool of connections, in autocommit mode: for transactions of your own."""
+        """The pool of connections. `connection` gives one that is known to be open."""
         return self._opened()
 
     @property
@@ -357,16 +408,6 @@ class AsyncBus:
         cursor = await conn.execute("select pg_backend_pid()", prepare=False)
         look_at(conn, await cursor.fetchone())
 
-    async def _check(self, conn: AsyncConnection[Any]) -> None:
-        try:
-            check_open(conn)
-        except psycopg.OperationalError:
-            # The others are probably dead too. The pool would find that out one by one, and more slowly each
-            # time.
-            if self._pool is not None:
-                await self._pool.check()
-            raise
-
     async def _try_again(self, pool: AsyncConnectionPool[AsyncConnection[Any]]) -> None:
         """The pool has given up trying to connect: not while anybody waits for it."""
         if pool.get_stats().get("requests_waiting"):
@@ -378,10 +419,11 @@ def as_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def receipts_of(messages: Receipts) -> list[str]:
-    """The receipts of one or many messages."""
-    if isinstance(messages, Message):
-        return [messages.receipt]
-    if isinstance(messages, str):
-        return [messages]
+def list_of(messages: Receipts) -> list[Message[Any] | str]:
+    """One or many messages or receipts."""
+    return [messages] if isinstance(messages, Message | str) else list(messages)
+
+
+def receipts_of(messages: list[Message[Any] | str]) -> list[str]:
+    """The receipts of messages."""
     return [m if isinstance(m, str) else m.receipt for m in messages]

@@ -59,8 +59,9 @@ class _AsyncLoop(Generic[T]):
                 self._source, max=self._max, prefetch=self._prefetch, lease=self._lease
             )
         consumer = self._consumer
-        self._begun = True
-        await consumer.start()
+        if not self._begun:
+            await consumer.start()
+            self._begun = True
         for receipt in self._in_hand:
             consumer.settle(receipt)
         self._in_hand = []
@@ -122,8 +123,14 @@ class AsyncMessages(_AsyncLoop[T]):
     async def __anext__(self) -> AsyncDelivery[T]:
         if self._ended:
             raise StopAsyncIteration
-        consumer = await self._begin()
-        found = await consumer.take(self._wait)
+        consumer = self._consumer
+        found = None
+        if consumer is not None and self._begun and consumer.conn is None:
+            # What mostly happens, and nothing has to be waited for.
+            found = consumer.take_ready(self._in_hand.pop() if self._in_hand else None)
+        if found is None:
+            consumer = await self._begin()
+            found = await consumer.take(self._wait)
         if found is None:
             await self._end(None)
             raise StopAsyncIteration
@@ -197,7 +204,7 @@ class AsyncBatch(AsyncMessages[T]):
     async def bury(self) -> None:
         """Send to the dead letters what could not be read, whether or not anybody begins to loop."""
         assert self._consumer is not None
-        await self._consumer.flush()
+        await self._consumer.bury()
 
     def __len__(self) -> int:
         return len(self.messages)

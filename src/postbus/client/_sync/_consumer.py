@@ -24,6 +24,8 @@ from postbus.errors import Undecodable
 
 T = TypeVar("T")
 
+RESTLESS = 60.0  # for how long after a nack it is looked for more often, where its due time is not known
+
 
 class Source(Protocol[T]):
     """Where messages come from: a queue, or a group of a stream."""
@@ -104,6 +106,7 @@ class Consumer(Generic[T]):
         self._takers = 0
         self._looks = 0  # how often the database was asked
         self._dry = 0  # the last look that found nothing, when nothing was on a lease of ours
+        self._restless_until = 0.0
         self._closing = False
         self._ending = False  # nobody waits any more for what is in hand
         self._settled = False  # the settling loop has ended
@@ -216,14 +219,21 @@ class Consumer(Generic[T]):
         """All that could be handed out, without handing it out."""
         return self._ledger.all_ready()
 
-    def take_ready(self) -> Delivery[T] | None:
-        """The next message, if one is there already."""
+    def take_ready(self, done: str | None = None) -> Delivery[T] | None:
+        """The next message, if one is there already; `done` is the receipt of the one before, to be acked."""
         if self._closing:
+            if done is not None:
+                self.settle(done)
             return None
         # One that has waited for its whole lease, because this process was stopped or the database was away,
         # may be somebody else's by now.
         oldest = 0.0 if self._lease is None else time.monotonic() - self._lease
-        return self._ledger.pop(oldest)
+        found = self._ledger.pop(oldest, done)
+        if done is not None:
+            self._settler.some.set()
+            if self._ledger.urgent:
+                self._settler.enough.set()
+        return found
 
     def take(self, wait: float | None = None) -> Delivery[T] | None:
         """The next message; None when the source stayed empty for `wait` seconds, or after close."""
@@ -266,6 +276,8 @@ class Consumer(Generic[T]):
         """Note what became of a message; False if it is no longer ours to say."""
         if self._settled or not self._ledger.settle(receipt, outcome):
             return False
+        if outcome.verb == "nack":
+            self._restless_until = time.monotonic() + RESTLESS
         self._settler.some.set()
         if self._ledger.urgent:
             self._settler.enough.set()
@@ -275,6 +287,12 @@ class Consumer(Generic[T]):
         """Settle now; for consumers that do nothing in the background."""
         if self._ledger.pending:
             self._settler.flush()
+
+    def bury(self) -> None:
+        """Send to the dead letters what could not be decoded, now and only once."""
+        for outcome, receipts in self._ledger.failures().items():
+            self._bus.dead_letter(receipts, reason=outcome.reason, conn=self.conn)
+            self._ledger.told(receipts)
 
     def forget(self, receipt: str) -> None:
         """A message was finished by other means, or is lost."""
@@ -295,6 +313,8 @@ class Consumer(Generic[T]):
         If it goes back: returns those that have to be released before it, to keep the order. They are not
         ours any more.
         """
+        if goes_back:
+            self._restless_until = time.monotonic() + RESTLESS
         return self._ledger.ending(receipt, goes_back=goes_back)
 
     def not_finished(self, receipt: str) -> None:
@@ -353,7 +373,9 @@ class Consumer(Generic[T]):
     def _pause(self, empty: int) -> float:
         """How long to wait after looks that found nothing."""
         due = self._settler.persist(self.source.next_due)
-        return _pace.pause(self._bus.listener.works, empty, due)
+        # Nobody says when what was given back to a stream is due.
+        told = self._bus.listener.works and (due is not None or time.monotonic() > self._restless_until)
+        return _pace.pause(told, empty, due)
 
     def _arrive(self, rows: list[tuple[Any, ...]], taken_at: float) -> None:
         if not rows:
@@ -365,8 +387,10 @@ class Consumer(Generic[T]):
             try:
                 good.append(self.source.deliver(row, self))
             except Undecodable as exc:
-                log.warning("%s: message %s goes to the dead letters: %s", self.source.label, row[0], exc)
-                refused.append((row[8], dead_letter(str(exc))))
+                outcome = dead_letter(str(exc))
+                reason = outcome.reason  # which can be written anywhere
+                log.warning("%s: message %s goes to the dead letters: %s", self.source.label, row[0], reason)
+                refused.append((row[8], outcome))
         self._ledger.add([(row[8], row[2], row[9]) for row in rows], good, refused, taken_at)
         if refused:
             self._settler.some.set()

@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from postbus.client._message import Message
-from postbus.errors import LeaseLost
 
 if TYPE_CHECKING:
     from postbus.client._sync._bus import Bus
-    from postbus.client._sync._consumer import Consumer
 
 T = TypeVar("T")
 
@@ -42,9 +38,7 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
         Raises:
             LeaseLost: it went to somebody else meanwhile, or was finished before.
         """
-        conn = self._on(conn)
-        with self._ending():
-            self._the_bus.ack(self, conn=conn)
+        self._the_bus.ack(self, conn=conn)
 
     def nack(
         self,
@@ -64,23 +58,15 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
             state: what the next attempt finds in its `state` (queues).
             conn: the transaction to do it in.
         """
-        conn = self._on(conn)
-        with self._ending(goes_back=True) as behind:
-            if behind:
-                self._the_bus.release(behind, conn=conn)
-            self._the_bus.nack(self, delay=delay, reason=reason, state=state, conn=conn)
+        self._the_bus.nack(self, delay=delay, reason=reason, state=state, conn=conn)
 
     def dead_letter(self, reason: str | None = None, *, conn: object | None = None) -> None:
         """Give it up: it goes to the dead letters now."""
-        conn = self._on(conn)
-        with self._ending():
-            self._the_bus.dead_letter(self, reason=reason, conn=conn)
+        self._the_bus.dead_letter(self, reason=reason, conn=conn)
 
     def release(self, *, conn: object | None = None) -> None:
         """Give it back as if it had never been taken: it is due at once, and the attempt does not count."""
-        conn = self._on(conn)
-        with self._ending(goes_back=True) as behind:
-            self._the_bus.release([self.receipt, *behind], conn=conn)
+        self._the_bus.release(self, conn=conn)
 
     def extend(
         self, lease: float | None = None, *, state: Any = None, conn: object | None = None
@@ -89,7 +75,7 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
 
         While a loop or a worker has it in hand this happens by itself.
         """
-        return self._the_bus.extend(self, lease=lease, state=state, conn=self._on(conn))
+        return self._the_bus.extend(self, lease=lease, state=state, conn=conn)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.source!r}, attempt {self.attempt}>"
@@ -101,26 +87,3 @@ class Delivery(Message[T], frozen=True, kw_only=True, eq=False):
     def _the_bus(self) -> Bus:
         bus: Bus = self._bus
         return bus
-
-    def _on(self, conn: object | None) -> object | None:
-        """What was taken in a transaction is finished there, unless another connection is given."""
-        consumer: Consumer[Any] | None = self._consumer
-        return consumer.conn if conn is None and consumer is not None else conn
-
-    @contextmanager
-    def _ending(self, *, goes_back: bool = False) -> Iterator[list[str]]:
-        """Afterwards it is nobody's in this process; unless the database could not be told."""
-        consumer: Consumer[Any] | None = self._consumer
-        behind = [] if consumer is None else consumer.finishing(self.receipt, goes_back=goes_back)
-        try:
-            yield behind
-        except LeaseLost:
-            if consumer is not None:
-                consumer.forget(self.receipt)
-            raise
-        except BaseException:
-            if consumer is not None:
-                consumer.not_finished(self.receipt)
-            raise
-        if consumer is not None:
-            consumer.forget(self.receipt)

@@ -58,8 +58,9 @@ class _Loop(Generic[T]):
         if self._consumer is None:
             self._consumer = Consumer(self._source, max=self._max, prefetch=self._prefetch, lease=self._lease)
         consumer = self._consumer
-        self._begun = True
-        consumer.start()
+        if not self._begun:
+            consumer.start()
+            self._begun = True
         for receipt in self._in_hand:
             consumer.settle(receipt)
         self._in_hand = []
@@ -121,8 +122,14 @@ class Messages(_Loop[T]):
     def __next__(self) -> Delivery[T]:
         if self._ended:
             raise StopIteration
-        consumer = self._begin()
-        found = consumer.take(self._wait)
+        consumer = self._consumer
+        found = None
+        if consumer is not None and self._begun and consumer.conn is None:
+            # What mostly happens, and nothing has to be waited for.
+            found = consumer.take_ready(self._in_hand.pop() if self._in_hand else None)
+        if found is None:
+            consumer = self._begin()
+            found = consumer.take(self._wait)
         if found is None:
             self._end(None)
             raise StopIteration
@@ -196,7 +203,7 @@ class Batch(Messages[T]):
     def bury(self) -> None:
         """Send to the dead letters what could not be read, whether or not anybody begins to loop."""
         assert self._consumer is not None
-        self._consumer.flush()
+        self._consumer.bury()
 
     def __len__(self) -> int:
         return len(self.messages)

@@ -83,7 +83,7 @@ class Settler:
                     log.exception("%s: could not settle messages", self._label)
                     sleep(IDLE)
                 else:
-                    log.warning("%s: could not settle messages, they come again: %s", self._label, exc)
+                    log.warning("%s: could not settle messages, they come again: %s", self._label, brief(exc))
                     return
             if ends():
                 return
@@ -164,7 +164,7 @@ class Settler:
 
     def _log_refused(self, outcome: Outcome, exc: Exception) -> None:
         if not isinstance(exc, LeaseLost):
-            log.error("%s: a message could not be settled and comes again: %s", self._label, exc)
+            log.error("%s: a message could not be settled and comes again: %s", self._label, brief(exc))
         elif self._unsure:
             log.info("%s: %s came too late, or twice: %s", self._label, outcome.verb, exc.message)
         else:
@@ -211,7 +211,9 @@ class Settler:
                 except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
                     if not broken(exc) or self._too_late():
                         raise
-                    log.log(10 if told else 30, "%s: no connection, trying again: %s", self._label, exc)
+                    log.log(
+                        10 if told else 30, "%s: no connection, trying again: %s", self._label, brief(exc)
+                    )
                     told = self._unsure = True
                 sleep(random.uniform(0.5, 1) * pause)  # noqa: S311 - not a secret
                 pause = min(pause * 2, 2.0)
@@ -228,3 +230,8 @@ def broken(exc: Exception) -> bool:
     return isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError) and not isinstance(
         exc, LockNotAvailable
     )
+
+
+def brief(exc: Exception) -> str:
+    """The first line, which says it; the others are where in the engine it happened."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0]
