@@ -16,11 +16,13 @@ LOOK = {
     "version", "now_", "list_streams", "list_groups", "list_captures", "list_schedules", "in_flight",
     "dead_letters",
     "list_queues", "list_key_policies", "list_bindings", "peek", "archived", "next_due",
+    "position", "hold_position", "release_positions", "plan_window", "read_window", "bound_window",
+    "count_window",
 }  # fmt: skip
 WORK = {
     "publish", "publish_batch", "consume", "tick", "ack", "nack", "extend", "dead_letter", "send",
     "send_batch",
-    "send_topic", "receive", "pop", "cancel",
+    "send_topic", "receive", "pop", "cancel", "follow_group",
 }  # fmt: skip
 MANAGE = [
     "create_queue('x')", "alter_queue('q', '{}')", "drop_queue('q')", "purge_queue('q')", "pause('q')",
