@@ -16,7 +16,7 @@ from tests.stress.sessions import value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 class Bench:
@@ -35,7 +35,7 @@ class Bench:
             "select postbus.publish_batch(%s, array(select format('{\"n\": %%s}', i) from generate_series("
             "%s::int, %s::int) i order by i), keys => array(select 'k' || i %% 10 from generate_series("
             "%s::int, %s::int) i order by i))",
-            [to, first, first + count - 1] + [first, first + count - 1],
+            [to, first, first + count - 1, first, first + count - 1],
         )
 
     def options(self, **options: Any) -> dict[str, str]:
@@ -72,8 +72,15 @@ class Bench:
 
     def written(self, out: Path) -> list[int]:
         """The numbers that a query has written, as Spark reads them."""
-        rows = self.spark.read.parquet(str(out / "data")).select("payload").collect()
+        if not (out / "data" / "_spark_metadata" / "0").exists():
+            return []
+        rows = self.spark.read.schema("payload string").parquet(str(out / "data")).collect()
         return sorted(int(r.payload[6:-1]) for r in rows)
+
+    def row(self, df: DataFrame) -> list[Any]:
+        """The values of the only row."""
+        (row,) = df.collect()
+        return list(row)
 
     def position(self, at: str = "latest", of: str = "orders") -> str:
         return str(value(self.c, "select postbus.position(%s, %s, 'test')", of, at))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 
 import psycopg
@@ -25,11 +25,12 @@ def test_every_column_equals_the_log(bench: Bench) -> None:
     rows = [r.asDict() for r in df.orderBy("id").collect()]
     tick = json.loads(bench.position())["tick"]
     log = bench.c.execute(
-        "select 'orders', id, %s::bigint, lane, type, key, payload, blob, headers::text, at from postbus.log order by id",
+        "select 'orders', id, %s::bigint, lane, type, key, payload, blob, headers::text, at"
+        " from postbus.log order by id",
         [tick],
     ).fetchall()
     for row, there in zip(rows, log, strict=True):
-        at = row.pop("at").replace(tzinfo=datetime.UTC)
+        at = row.pop("at").replace(tzinfo=dt.UTC)
         blob = row.pop("blob")
         *rest, their_blob, their_headers, their_at = there
         assert (at, None if blob is None else bytes(blob)) == (their_at, their_blob)
@@ -130,7 +131,7 @@ def test_filters_are_pushed_down_on_request(bench: Bench) -> None:
 def test_payloads_as_structs(bench: Bench) -> None:
     bench.stream()
     payloads = [
-        '{"id": 1, "name": "x", "tags": ["a", "b"], "amount": 12.50, "at": "2026-01-31T12:00:00Z", "more": 1}',
+        '{"id": 1, "name": "x", "tags": ["a", "b"], "amount": 12.50, "at": "2026-01-31T12:00:00Z"}',
         '{"id": "no number", "name": 7, "tags": null, "deep": {"x": 1.5}}',
         "no json",
         "[1]",
@@ -138,29 +139,27 @@ def test_payloads_as_structs(bench: Bench) -> None:
     for p in payloads:
         bench.c.execute("select postbus.publish('orders', %s::text)", [p])
     bench.c.execute("select postbus.publish('orders', '\\x00'::bytea)")
-    schema = "id bigint, name string, tags array<string>, amount decimal(10,2), at timestamp, deep struct<x: double>"
+    schema = "id bigint, name string, tags array<string>, amount decimal(10,2), at timestamp"
+    schema += ", deep struct<x: double>"
     rows = [r.data for r in bench.batch(payloadSchema=schema, columns="id,data").orderBy("id").collect()]
     assert rows[2:] == [None, None, None]
     first, second = (r.asDict(recursive=True) for r in rows[:2])
     assert (first["id"], first["name"], first["tags"], str(first["amount"])) == (1, "x", ["a", "b"], "12.50")
-    assert first["at"] == datetime.datetime(2026, 1, 31, 12, 0)
+    assert first["at"] == dt.datetime(2026, 1, 31, 12, 0)
     assert (second["id"], second["name"], second["tags"], second["deep"]) == (None, "7", None, {"x": 1.5})
 
 
 def test_plain_payloads_are_parsed_at_once(bench: Bench) -> None:
     bench.stream()
     bench.fill(3000)
-    total = (
-        bench.batch(payloadSchema="n bigint, absent string")
-        .selectExpr("sum(data.n)", "count(data.absent)")
-        .first()
-    )
-    assert tuple(total) == (3000 * 3001 // 2, 0)
+    df = bench.batch(payloadSchema="n bigint, absent string")
+    assert bench.row(df.selectExpr("sum(data.n)", "count(data.absent)")) == [3000 * 3001 // 2, 0]
 
 
 def test_large_payloads_are_read_in_small_slices(bench: Bench) -> None:
     bench.stream()
     bench.c.execute(
-        "select postbus.publish_batch('orders', array(select repeat(md5(i::text), 40000) from generate_series(1, 40) i))"
+        "select postbus.publish_batch('orders', array(select repeat(md5(i::text), 40000)"
+        " from generate_series(1, 40) i))"
     )
-    assert bench.batch().selectExpr("sum(length(payload))").first()[0] == 40 * 40000 * 32
+    assert bench.row(bench.batch().selectExpr("sum(length(payload))")) == [40 * 40000 * 32]

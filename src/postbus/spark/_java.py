@@ -18,11 +18,12 @@ from pathlib import Path
 from postbus.errors import PostbusError
 
 OLDEST = 17
+NO_ACTION = 24  # from here on a package is gone that Spark wants opened: a warning at each start
 _WRAPPER = """#!/bin/sh
-# Made by postbus: Java for Spark, without a module that it does not need.
+# Made by postbus: Java for Spark, without arguments that it can do without.
 for argument do
   shift
-  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+  case "$argument" in {dropped}) ;; *) set -- "$@" "$argument" ;; esac
 done
 exec "{java}" "$@"
 """
@@ -72,7 +73,10 @@ def major(java: Path) -> int | None:
 
 def _wrapped(java: Path) -> Path:
     """A JAVA_HOME in the user's cache that calls this java."""
-    text = _WRAPPER.format(java=java)
+    dropped = ["--add-modules=jdk.incubator.vector"]
+    if (major(java) or 0) >= NO_ACTION:
+        dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+    text = _WRAPPER.format(java=java, dropped="|".join(dropped))
     name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "postbus"
     fallback = Path(tempfile.gettempdir()) / f"postbus-{os.getuid()}"

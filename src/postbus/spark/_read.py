@@ -1,7 +1,8 @@
 """What a task does: read the events of its parts as Arrow batches.
 
 A part is read in slices of ids that are sized by what comes: large enough to be quick, small enough for
-memory, whatever the payloads weigh. A slice is complete before it is handed on, so a lost connection costs a slice.
+memory, whatever the payloads weigh. A slice is complete before it is handed on:
+a lost connection costs a slice.
 """
 
 from __future__ import annotations

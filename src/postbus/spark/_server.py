@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from postbus.errors import BadArgument, NotFound, PostbusError, translated
+from postbus.errors import BadArgument, NotFound, PostbusError, WrongVersion, translated
 
 GONE = (psycopg.OperationalError, psycopg.InterfaceError)
 PATIENCE = 120.0  # seconds for a server to come back before the query fails
@@ -54,13 +54,19 @@ class Server:
                 hint="Check host, port, database, user and password; the server must be running.",
             ) from exc
         row = self._conn.execute(
-            "select to_regclass('postbus.meta') is not null, has_schema_privilege(oid, 'usage')"
-            " from pg_namespace where nspname = 'postbus'"
+            "select bool_or(proname = 'read_window'), bool_and(proname <> 'read_window'"
+            " or has_schema_privilege(n.oid, 'usage') and has_function_privilege(p.oid, 'execute'))"
+            " from pg_namespace n join pg_proc p on p.pronamespace = n.oid where n.nspname = 'postbus'"
         ).fetchone()
-        if row is None or not row[0]:
+        if row is None or row[0] is None:
             raise NotFound(
                 f"there is no postbus engine in the database of option {self.option} ({safe(self.dsn)})",
                 hint="Install it: postbus install.",
+            )
+        if not row[0]:
+            raise WrongVersion(
+                f"the engine in the database of option {self.option} ({safe(self.dsn)}) has no windows yet",
+                hint="Upgrade it: postbus upgrade.",
             )
         if not row[1]:
             raise PostbusError(

@@ -64,14 +64,16 @@ def session(
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    quiet = f"-Dlog4j2.configurationFile=file:{_log4j(log_level)}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_log4j(log_level)}",
         **({"spark.driver.memory": memory} if memory else {}),
         **(config or {}),
     }
+    java_options = "spark.driver.extraJavaOptions"
+    settings[java_options] = f"{quiet} {(config or {}).get(java_options, '')}".strip()
     chosen = master or os.environ.get("MASTER") or "local[*]"
     if chosen.startswith("local"):
         # Names of machines can resolve to addresses that nobody answers on.

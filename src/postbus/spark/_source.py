@@ -282,6 +282,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[str, Any] | None = None  # of Trigger.AvailableNow
         self._latest: Offset | None = None
         self._last_trigger: float | None = None
+        self._followed: dict[str, Any] = {}
 
     def initialOffset(self) -> Offset:
         """Where a new query begins. Its holder goes with the offsets: so a restart is known again."""
@@ -305,6 +306,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Up to where the next micro-batch goes."""
         holder, since = self._known(start)
+        # The batch that ended here is in the commit log; commit() would say so only with the next one.
+        self._follow(since)
         names = self._bus.names()
         # Under a name of its own: a query that waits looks often, and its offsets must stay.
         until = self._target or self._bus.server.positions(names, "latest", f"{holder}-looks")
@@ -396,10 +399,15 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Everything up to here is done: retention need not wait for it any more."""
+        self._follow(self._known(end)[1])
+
+    def _follow(self, done: Mapping[str, Any]) -> None:
         group = self._bus.asked.group
         if group is not None:
-            for stream, position in self._known(end)[1].items():
-                self._bus.server.follow(stream, group, position)
+            for stream, position in done.items():
+                if self._followed.get(stream) != position:
+                    self._bus.server.follow(stream, group, position)
+                    self._followed[stream] = position
 
     def stop(self) -> None:
         self._bus.server.close()
