@@ -23,6 +23,7 @@ WORK = {
     "publish", "publish_batch", "consume", "tick", "ack", "nack", "extend", "dead_letter", "send",
     "send_batch",
     "send_topic", "receive", "pop", "cancel", "follow_group",
+    "stage", "commit_staged", "discard_staged",
 }  # fmt: skip
 MANAGE = [
     "create_queue('x')", "alter_queue('q', '{}')", "drop_queue('q')", "purge_queue('q')", "pause('q')",

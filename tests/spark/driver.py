@@ -1,4 +1,4 @@
-"""A driver process that exists to be killed: a stream into Parquet or Delta.
+"""A driver process that exists to be killed: a stream into Parquet, Delta or another stream.
 
 python -m tests.spark.driver DSN OUT SINK MAX
 """
@@ -48,6 +48,9 @@ def main() -> None:
     writer = df.writeStream.option("checkpointLocation", f"{out}/checkpoint")
     if sink == "delta":
         query = writer.foreachBatch(into_delta(Path(out, "data"))).start()  # type: ignore[arg-type]
+    elif sink == "stream":
+        events = df.select("payload").writeStream.option("checkpointLocation", f"{out}/checkpoint")
+        query = events.format("postbus").options(dsn=dsn, stream="copy").start()
     else:
         query = writer.format("parquet").start(f"{out}/data")
     print("ready", flush=True)

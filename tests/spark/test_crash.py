@@ -27,6 +27,7 @@ from tests.conftest import Database
 from tests.stress.actors import SETUP, SHARED_KEYS, STREAM, Producer, connect
 from tests.stress.harness import create_stream
 from tests.stress.sessions import Connection, value
+from tests.windows.reading import position, window
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,7 @@ class Plant:
         with connect(dsn, "setup") as c:
             c.execute(SETUP)
             create_stream(c, lanes=3, segments=3)
+            c.execute("select postbus.create_stream('copy')")
             c.execute(
                 """select postbus.create_group('s', 'spark', '{"start": "earliest", "ordering": "stream"}')"""
             )
@@ -132,8 +134,10 @@ def wait_for_batch(process: subprocess.Popen[str], out: Path, n: int, seconds: f
         time.sleep(0.005)
 
 
-def lake(spark: SparkSession, out: Path, sink: str) -> Counter[str]:
-    if sink == "delta":
+def lake(spark: SparkSession, out: Path, sink: str, c: Connection) -> Counter[str]:
+    if sink == "stream":
+        payloads = window(c, position(c, "earliest", of="copy"), position(c, of="copy"), 4, "copy")
+    elif sink == "delta":
         import deltalake
 
         payloads = deltalake.DeltaTable(str(out / "data")).to_pyarrow_table()["payload"].to_pylist()
@@ -144,11 +148,11 @@ def lake(spark: SparkSession, out: Path, sink: str) -> Counter[str]:
 
 def pending(c: Connection) -> int:
     c.execute("select postbus.tick(%s)", [STREAM])
-    left = value(c, "select pending from postbus.list_groups()")
+    left = value(c, "select pending from postbus.list_groups() where stream = 's'")
     return int(left) + int(value(c, "select count(*) from postbus.scheduled"))
 
 
-@pytest.mark.parametrize("sink", ["parquet", "delta"])
+@pytest.mark.parametrize("sink", ["parquet", "delta", "stream"])
 def test_kill_the_driver(spark: SparkSession, db: Database, tmp_path: Path, sink: str) -> None:
     seed, kills = 5, int(os.environ.get("SPARK_KILLS", "2"))  # each takes a start of Spark
     rnd = random.Random(f"{seed}/{sink}")
@@ -168,7 +172,7 @@ def test_kill_the_driver(spark: SparkSession, db: Database, tmp_path: Path, sink
             time.sleep(0.1)
     plant.close()
     truth = {row[0] for row in c.execute("select uid from published").fetchall()}
-    got = lake(spark, tmp_path, sink)
+    got = lake(spark, tmp_path, sink, c)
     assert truth - set(got) == set(), "lost"
     assert set(got) - truth == set(), "never committed"
     assert [u for u, n in got.items() if n > 1] == [], "twice"

@@ -11,12 +11,15 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     EqualTo,
     Filter,
     In,
@@ -32,7 +35,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from postbus.errors import BadArgument, NotFound, PositionLost
-from postbus.spark import _options
+from postbus.spark import _options, _sink
 from postbus.spark._read import Part, Task
 from postbus.spark._server import Server
 
@@ -44,11 +47,19 @@ RELIST = 10.0  # seconds between looks for new streams that fit subscribePattern
 
 
 class PostbusSource(DataSource):
-    """Reads streams: ``spark.readStream.format("postbus").option("subscribe", "orders")...``."""
+    """Reads streams, writes streams and queues.
+
+    ``spark.readStream.format("postbus").option("subscribe", "orders")`` and
+    ``df.writeStream.format("postbus").option("stream", "totals")``.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._asked = _options.parse(options)
+        self._raw = dict(options)
+
+    @cached_property
+    def _asked(self) -> _options.Options:
+        return _options.parse(self._raw)
 
     @classmethod
     def name(cls) -> str:
@@ -70,6 +81,24 @@ class PostbusSource(DataSource):
         """A stream: windows one after another."""
         self._asked.check_mode(streaming=True)
         return _StreamReader(self._asked, self._checked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch into a stream or a queue."""
+        return _sink.BatchWriter(self._target(schema, overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A stream into a stream or a queue."""
+        return _sink.StreamWriter(self._target(schema, overwrite), schema)
+
+    def _target(self, schema: StructType, overwrite: bool) -> _sink.Target:
+        target = _sink.parse(self._raw)
+        if overwrite:
+            raise BadArgument(
+                "a stream or queue cannot be overwritten", hint="Use mode('append') or outputMode('append')."
+            )
+        _sink.check_schema(schema)
+        target.check()
+        return target
 
     def _checked(self, schema: StructType) -> StructType:
         if schema != self._asked.schema:

@@ -512,6 +512,11 @@ begin
   exception when others then
     return query select 'schedules', 'failed', 0::bigint, sqlerrm;
   end;
+  begin
+    return query select 'staged', 'swept', w.n, null::text from postbus._sweep_staged() w (n) where w.n > 0;
+  exception when others then
+    return query select 'staged', 'failed', 0::bigint, sqlerrm;
+  end;
   for v_name in select t.name from postbus.trash t loop
     begin
       perform postbus._drop_trash(v_name);
