@@ -309,14 +309,21 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bus = _Bus(asked)
         self._task = self._bus.task(schema)
         self._target: dict[str, Any] | None = None  # of Trigger.AvailableNow
+        self._initial: Offset | None = None
         self._latest: Offset | None = None
         self._last_trigger: float | None = None
         self._followed: dict[str, Any] = {}
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins. Its holder goes with the offsets: so a restart is known again."""
-        holder = f"spark-{uuid.uuid4().hex[:16]}"
-        return _offset(holder, self._bus.resolve(self._bus.asked.starting or "latest", holder, "earliest"))
+        """Where a new query begins. Its holder goes with the offsets: so a restart is known again.
+
+        Spark asks again at every trigger until there is something to read: the answer must stay.
+        """
+        if self._initial is None:
+            holder = f"spark-{uuid.uuid4().hex[:16]}"
+            begin = self._bus.resolve(self._bus.asked.starting or "latest", holder, "earliest")
+            self._initial = _offset(holder, begin)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         asked = self._bus.asked
