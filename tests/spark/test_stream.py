@@ -174,6 +174,9 @@ def test_offsets_are_stable_and_name_their_holder(bench: Bench, tmp_path: Path) 
     assert [set(o) for o in found] == [{"holder", "streams"}] * len(found)
     assert len({o["holder"] for o in found}) == 1
     assert re.fullmatch(r"spark-[0-9a-f]{16}", found[0]["holder"])
+    assert (
+        value(bench.c, "select count(*) from postbus.held_tick where starts_with(holder, 'spark-now')") == 0
+    )
     for _ in range(20):  # upkeep leaves the ticks of the checkpoint alone
         bench.fill(1, first=11)
         bench.c.execute("select * from postbus.maintain()")

@@ -127,6 +127,9 @@ class Server:
         query = "select postbus.hold_position(%s, %s, %s)"
         return json.loads(self.value(query, stream, position_text(position), holder))
 
+    def release(self, holder: str) -> None:
+        self.rows("select postbus.release_positions(%s)", holder)
+
     def bound(self, stream: str, since: Any, until: Any, most: int, holder: str) -> Any:
         query = "select postbus.bound_window(%s, %s, %s, %s, %s)"
         return json.loads(self.value(query, stream, position_text(since), position_text(until), most, holder))

@@ -309,6 +309,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bus = _Bus(asked)
         self._task = self._bus.task(schema)
         self._target: dict[str, Any] | None = None  # of Trigger.AvailableNow
+        self._now: str | None = None  # and who holds it
         self._initial: Offset | None = None
         self._latest: Offset | None = None
         self._last_trigger: float | None = None
@@ -335,9 +336,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         # Held by a name of its own: the offsets' holder is not known yet.
-        self._target = self._bus.server.positions(
-            self._bus.names(), "latest", f"spark-now-{uuid.uuid4().hex[:12]}"
-        )
+        self._now = f"spark-now-{uuid.uuid4().hex[:12]}"
+        self._target = self._bus.server.positions(self._bus.names(), "latest", self._now)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Up to where the next micro-batch goes."""
@@ -350,9 +350,14 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = _offset(holder, until)
         end = dict(since)
         # A stream that is new to this query: first its beginning is written down, then it is read from there.
-        end.update(self._bus.server.positions([s for s in until if s not in since], "earliest", holder))
+        new = [s for s in until if s not in since]
+        if new:
+            end.update(self._bus.server.positions(new, "earliest", holder))
         open_ = {s: until[s] for s in since if s in until and until[s] != since[s]}
-        if self._wait(since, open_, limit):
+        if not open_ and not new and self._now is not None:
+            self._bus.server.release(self._now)
+            self._now = None
+        if not open_ or self._wait(since, open_, limit):
             return _offset(holder, end)
         if isinstance(limit, ReadMaxRows):
             end.update(self._bounded(since, open_, limit.max_rows, holder))
@@ -384,7 +389,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether to wait for more events: minEventsPerTrigger, as long as maxTriggerDelay allows."""
         asked = self._bus.asked
         least = asked.min_per_trigger
-        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable) or not until:
+        if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
         if self._last_trigger is None or time.monotonic() >= self._last_trigger + asked.max_delay:
             return False
