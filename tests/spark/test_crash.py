@@ -126,7 +126,7 @@ def batches(out: Path) -> int:
     return len(list((out / "checkpoint" / "offsets").glob("[0-9]*")))
 
 
-def wait_for_batch(process: subprocess.Popen[str], out: Path, n: int, seconds: float = 90) -> None:
+def wait_for_batch(process: subprocess.Popen[str], out: Path, n: int, seconds: float = 180) -> None:
     end = time.monotonic() + seconds
     while batches(out) < n:
         assert process.poll() is None, process.communicate()[1][-3000:]

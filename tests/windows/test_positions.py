@@ -237,6 +237,24 @@ def test_an_idle_position_writes_nothing(s: Session) -> None:
     pytest.fail("an xid each time")
 
 
+def test_a_holder_waits_for_upkeep_that_is_at_work(bus: Bus, s: Session) -> None:
+    """Upkeep has just decided which ticks go: the position that comes out is not one of them."""
+    s.stream()
+    s.publish("a")
+    first = position(s.conn, "earliest", "me")
+    position(s.conn)
+    s.publish("b")
+    upkeep, reader = bus.session(), bus.session()
+    upkeep.begin()
+    upkeep.rows("select * from postbus.maintain(false)")
+    with bus.blocked(reader, lambda: position(reader.conn, holder="me")) as given:
+        upkeep.commit()
+    s.publish("c")
+    s.maintain(3)
+    assert window(s.conn, first, given.result()) == ["a", "b"]
+    assert window(s.conn, given.result(), position(s.conn)) == ["c"]
+
+
 def test_a_position_commits_synchronously(s: Session) -> None:
     s.stream()
     s.rows("set synchronous_commit = off")

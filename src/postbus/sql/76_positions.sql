@@ -123,7 +123,39 @@ begin
 end
 $$;
 
--- Keeps ticks for a holder. Whoever holds the stream row holds pruning off, so they are looked for once more under it.
+-- Whoever holds the stream row, shared, holds pruning off: ticks that are chosen under it can be held.
+create or replace function postbus._lock_ticks(p_s postbus.stream)
+returns postbus.stream
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_s postbus.stream;
+begin
+  if pg_is_in_recovery() then
+    return p_s;
+  end if;
+  select s.* into v_s from postbus.stream s where s.id = p_s.id for share;
+  if not found then
+    raise exception using errcode = 'PB001', message = format('stream %L does not exist', p_s.name);
+  end if;
+  return v_s;
+end
+$$;
+
+-- The ticks that a holder used last.
+create or replace function postbus._held_last(p_stream int, p_holder text)
+returns bigint[]
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select array(select h.tick from postbus.held_tick h where h.stream_id = p_stream and h.holder = p_holder order by h.n desc limit 2)
+$$;
+
+-- Keeps ticks for a holder. Call it under _lock_ticks, or with ticks that the holder holds already.
 create or replace function postbus._hold(p_s postbus.stream, p_holder text, p_ticks bigint[])
 returns void
 language plpgsql
@@ -131,8 +163,6 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-declare
-  v_newest bigint[];
 begin
   if p_holder is null or pg_is_in_recovery() then
     return;
@@ -141,13 +171,8 @@ begin
     raise exception using errcode = 'PB003', message = 'a holder has a name of 1 to 200 characters';
   end if;
   -- An idle reader asks for the same again and again: that writes nothing.
-  v_newest := array(select h.tick from postbus.held_tick h where h.stream_id = p_s.id and h.holder = p_holder order by h.n desc limit 2);
-  if p_ticks <@ v_newest then
+  if p_ticks <@ postbus._held_last(p_s.id, p_holder) then
     return;
-  end if;
-  perform from postbus.stream s where s.id = p_s.id for share;
-  if (select count(*) from postbus.tick t where t.stream_id = p_s.id and t.id = any (p_ticks)) < cardinality(p_ticks) then
-    raise exception using errcode = 'PB005', message = format('position at tick %s of stream %L is lost: that tick is no longer kept', p_ticks[1], p_s.name);
   end if;
   insert into postbus.held_tick as h (stream_id, tick, holder, n)
   select p_s.id, x, p_holder, nextval('postbus.held_no') from unnest(p_ticks) x order by x
@@ -178,10 +203,10 @@ begin
 end
 $$;
 
--- The newest tick, after cutting one where one is due. What committed before the call is in it.
--- The look at the log is rolled back, which frees its locks: the stream row comes before leaves in the order of locks.
-create or replace function postbus._newest_tick(p_s postbus.stream)
-returns postbus.tick
+-- Is there anything that the newest tick does not cover? The look at the log is rolled back, which frees its locks: the
+-- stream row comes before leaves in the order of locks.
+create or replace function postbus._due_now(p_s postbus.stream)
+returns boolean
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
@@ -193,20 +218,40 @@ declare
   v_t postbus.tick;
   v_due boolean;
 begin
+  if pg_is_in_recovery() then
+    return false;
+  end if;
+  select t.* into strict v_t from postbus.tick t where t.stream_id = p_s.id order by t.id desc limit 1;
+  begin
+    v_due := postbus._due((select s.ring from postbus.stream s where s.id = p_s.id), v_t);
+    raise sqlstate 'PB000';
+  exception when sqlstate 'PB000' then
+    return v_due;
+  end;
+end
+$$;
+
+-- The newest tick, after cutting one where one is due. What committed before the call is in it.
+create or replace function postbus._newest_tick(p_s postbus.stream)
+returns postbus.tick
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  v_t postbus.tick;
+begin
   for i in 1 .. 200 loop
-    select t.* into strict v_t from postbus.tick t where t.stream_id = p_s.id order by t.id desc limit 1;
-    exit when pg_is_in_recovery();
-    begin
-      v_due := postbus._due((select s.ring from postbus.stream s where s.id = p_s.id), v_t);
-      raise sqlstate 'PB000';
-    exception when sqlstate 'PB000' then
-      exit when not v_due;
-    end;
+    exit when not postbus._due_now(p_s);
     -- Null: somebody is just cutting one, perhaps without what we have to see.
     if postbus._tick(p_s.id, p_s.id_seq, p_s.era) is null then
       perform pg_sleep(0.001);
     end if;
   end loop;
+  select t.* into strict v_t from postbus.tick t where t.stream_id = p_s.id order by t.id desc limit 1;
   return v_t;
 end
 $$;
@@ -231,6 +276,17 @@ declare
 begin
   perform postbus._need_read_committed('position');
   v_s := postbus._stream("position".stream);
+  if "position".holder is not null then
+    -- An idle reader that has the newest tick already locks nothing.
+    if "position".at = 'latest' then
+      select t.* into strict v_base from postbus.tick t where t.stream_id = v_s.id order by t.id desc limit 1;
+      if v_base.id = any (postbus._held_last(v_s.id, "position".holder)) and not postbus._due_now(v_s) then
+        perform postbus._make_durable();
+        return postbus._position_text(v_s.name, v_base, null, null);
+      end if;
+    end if;
+    v_s := postbus._lock_ticks(v_s);
+  end if;
   if "position".at = 'earliest' then
     select t.* into strict v_base from postbus.tick t where t.stream_id = v_s.id and t.id = v_s.floor_tick;
   elsif "position".at = 'latest' then
@@ -249,9 +305,6 @@ begin
   if v_at is null then
     select v_base as base, null::postbus.tick as upper, null::bigint as last_id into v_found;
   else
-    if "position".holder is not null and not pg_is_in_recovery() then
-      perform from postbus.stream s where s.id = v_s.id for share;
-    end if;
     v_found := postbus._position_at(v_s, v_at);
   end if;
   perform postbus._hold(v_s, "position".holder, array_remove(array[(v_found.base).id, (v_found.upper).id], null));
@@ -316,7 +369,7 @@ declare
   v record;
 begin
   perform postbus._need_read_committed('hold_position');
-  v_s := postbus._stream(hold_position.stream);
+  v_s := postbus._lock_ticks(postbus._stream(hold_position.stream));
   select p.base, p.upper, p.last_id into v from postbus._read_position(v_s, hold_position."position") p;
   perform postbus._hold(v_s, hold_position.holder, array_remove(array[(v.base).id, (v.upper).id], null));
   perform postbus._make_durable();

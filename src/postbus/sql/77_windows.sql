@@ -357,8 +357,8 @@ begin
     raise exception using errcode = 'PB003', message = 'bound_window: max_events must be at least 1';
   end if;
   v_s := postbus._stream(bound_window.stream);
-  if bound_window.holder is not null and bound_window.since <> bound_window.until and not pg_is_in_recovery() then
-    perform from postbus.stream s where s.id = v_s.id for share;   -- before leaves, in the order of locks
+  if bound_window.holder is not null then
+    v_s := postbus._lock_ticks(v_s);
   end if;
   for v in
     select w.*, least(w.upto, (w.upper).hi) as top from postbus._window(v_s, bound_window.since, bound_window.until) w
