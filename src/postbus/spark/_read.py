@@ -82,11 +82,8 @@ class Task:
                 return
             if table.num_rows:
                 yield table
+            width = max(1, min(LARGEST_SLICE, FULL * (to - after) // max(table.nbytes, 1)))
             after = to
-            if table.nbytes < FULL // 4:
-                width = min(width * 4, LARGEST_SLICE)
-            elif table.nbytes > FULL:
-                width = max(width // 2, 1)
 
     def _slice(self, stream: str, part: str, events: int) -> pa.Table:
         query = self._query(stream, part)
