@@ -150,12 +150,12 @@ def test_no_engine(bench: Bench, server_dsn: str) -> None:
         bench.batch(dsn=server_dsn)
 
 
-def test_options_of_the_other_mode(bench: Bench) -> None:
+def test_options_of_the_other_mode(bench: Bench, tmp_path: Path) -> None:
     bench.stream()
     with fails("option maxEventsPerTrigger is for streams only"):
         bench.batch(maxEventsPerTrigger=5).count()
     with fails("option endingOffsets is for batches only"):
-        bench.drain(Path("unused"), endingOffsets="latest")
+        bench.drain(tmp_path, endingOffsets="latest")
     with fails("the schema of this source cannot be changed"):
         bench.spark.read.format("postbus").options(**bench.options()).schema("a int").load().count()
 
