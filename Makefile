@@ -22,7 +22,7 @@ demo: $(STAMP) ## see streams, groups, change capture and a queue at work on a P
 	@$(BIN)/postbus demo $(ARGS)
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## check format, lint, types and SQL
 	@$(BIN)/ruff format --check src tests tools bench examples
@@ -37,7 +37,7 @@ format: $(STAMP) ## put the Python code into its format, and write the blocking 
 	@$(BIN)/ruff check --fix-only src tests tools bench examples
 
 fault: $(STAMP) ## run the tests that kill servers and workers, for much longer than make test does
-	@POSTBUS_FAULT_LONG=1 $(BIN)/python -m pytest -n $(JOBS) -m fault $(ARGS)
+	@POSTBUS_FAULT_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m fault $(ARGS)
 
 bench: $(STAMP) ## measure beside pgmq on the same server: everything, briefly (ARGS="--quick" for a glance)
 	@$(BIN)/python -m bench $(ARGS)

@@ -18,12 +18,15 @@ LOOK = {
     "list_queues", "list_key_policies", "list_bindings", "peek", "archived", "next_due", "default_lease",
     "queue_stats", "stream_stats", "group_stats", "stuck_groups", "health", "metrics", "throughput",
     "latency_percentiles", "error_rate",
+    "position", "hold_position", "release_positions", "plan_window", "read_window", "bound_window",
+    "count_window",
 }  # fmt: skip
 WORK = {
     "publish", "publish_batch", "consume", "tick", "ack", "nack", "release", "extend", "dead_letter",
     "send",
     "send_batch",
-    "send_topic", "receive", "pop", "cancel",
+    "send_topic", "receive", "pop", "cancel", "follow_group",
+    "stage", "commit_staged", "discard_staged",
 }  # fmt: skip
 MANAGE = [
     "create_queue('x')", "alter_queue('q', '{}')", "drop_queue('q')", "purge_queue('q')", "pause('q')",

@@ -362,6 +362,7 @@ begin
   perform postbus._release_captures(v_s.id);
   delete from postbus.stream s where s.id = v_s.id;
   delete from postbus.tick t where t.stream_id = v_s.id;
+  delete from postbus.held_tick h where h.stream_id = v_s.id;
   delete from postbus.upkeep u where u.stream_id = v_s.id;
   delete from postbus.lane_change c where c.stream_id = v_s.id;
   delete from postbus.scheduled d where d.stream_id = v_s.id;

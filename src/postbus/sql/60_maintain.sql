@@ -303,16 +303,19 @@ begin
   end if;
   delete from postbus.tick t
   where t.stream_id = p_s.id and t.id >= coalesce(v_from, 0) and t.id < v_least and t.id <> p_s.floor_tick and t.total is null
+    and not exists (select from postbus.held_tick h where h.stream_id = t.stream_id and h.tick = t.id)
     and (t.era = p_s.era or exists (select from postbus.tick n where n.stream_id = t.stream_id and n.era = t.era and n.id > t.id));
   get diagnostics v_n = row_count;
   v_done := v_done + v_n;
   insert into postbus.upkeep as u (stream_id, pruned_tick) values (p_s.id, v_least)
   on conflict (stream_id) do update set pruned_tick = excluded.pruned_tick;
-  -- Now and then: what the floor has passed, and all but about a thousand points to seek to.
+  -- Now and then: what the floor has passed, what was held once, and all but about a thousand points to seek to.
   if random() < 0.02 then
+    delete from postbus.held_tick h where h.stream_id = p_s.id and h.tick < p_s.floor_tick;
     delete from postbus.tick t
-    where t.stream_id = p_s.id and t.id < v_least and t.total is not null and t.id <> p_s.floor_tick
-      and (t.id < p_s.floor_tick or exists (
+    where t.stream_id = p_s.id and t.id < v_least and t.id <> p_s.floor_tick
+      and not exists (select from postbus.held_tick h where h.stream_id = t.stream_id and h.tick = t.id)
+      and (t.id < p_s.floor_tick or t.total is null or exists (
         select from postbus.tick n where n.stream_id = t.stream_id and n.total is not null and n.at > t.at - p_s.retain / 1000
           and n.at <= t.at and n.id < t.id and n.id > p_s.floor_tick))
       and (t.era = p_s.era or exists (select from postbus.tick n where n.stream_id = t.stream_id and n.era = t.era and n.id > t.id));
@@ -508,6 +511,11 @@ begin
     return query select 'schedules', 'fired', f.n::bigint, null::text from postbus._fire_schedules(postbus.now_()) f (n) where f.n > 0;
   exception when others then
     return query select 'schedules', 'failed', 0::bigint, sqlerrm;
+  end;
+  begin
+    return query select 'staged', 'swept', w.n, null::text from postbus._sweep_staged() w (n) where w.n > 0;
+  exception when others then
+    return query select 'staged', 'failed', 0::bigint, sqlerrm;
   end;
   for v_name in select t.name from postbus.trash t loop
     begin

@@ -1,0 +1,11 @@
+"""Spark: streams as a source, through PySpark.
+
+Example:
+    >>> from postbus.spark import session
+    >>> spark = session()  # doctest: +SKIP
+    >>> spark.read.format("postbus").option("dsn", dsn).option("subscribe", "orders").load()  # doctest: +SKIP
+"""
+
+from postbus.spark._session import session
+
+__all__ = ["session"]

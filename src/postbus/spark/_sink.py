@@ -1,0 +1,275 @@
+"""The sink: a batch of rows published to a stream, or sent to a queue, exactly once.
+
+Tasks stage their rows under the name of their attempt; the driver's commit publishes the attempts that
+succeeded and records (query, batch) in one transaction (docs/reference/staging.md). A batch that Spark runs
+again is recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, MapType, StringType, StructType
+
+from postbus.errors import BadArgument, NotFound, translated
+from postbus.spark._server import GONE, Server
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHUNK_EVENTS, CHUNK_BYTES = 5_000, 8 * 2**20
+_KNOWN = ("dsn", "stream", "queue", "priority", "delay", "ttl")
+_BY_LOWER = {name.lower(): name for name in _KNOWN}
+_COLUMNS = ("type", "key", "payload", "blob", "headers")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where rows go."""
+
+    dsn: str
+    stream: str | None
+    queue: str | None
+    priority: int = 0
+    delay: str | None = None
+    ttl: str | None = None
+
+    def check(self) -> None:
+        """Is it there? Asked before the job starts, and again before each commit, so it is cheap."""
+        server = Server(self.dsn)
+        server.check()
+        option, name, look = (
+            ("stream", self.stream, "select postbus.position(%s, 'earliest')")
+            if self.stream is not None
+            else ("queue", self.queue, "select postbus.next_due(%s)")
+        )
+        try:
+            server.rows(look, name)
+            for option, text in (("delay", self.delay), ("ttl", self.ttl)):  # noqa: B007 - for the message
+                server.rows("select %s::interval", text)
+        except NotFound as exc:
+            raise NotFound(f"option {option}: {exc.message}", hint=exc.hint) from exc
+        except psycopg.DataError as exc:
+            raise BadArgument(f"option {option} is not an interval: {text!r}") from exc
+        finally:
+            server.close()
+
+
+def parse(raw: Mapping[str, str]) -> Target:
+    """The options of the sink."""
+    given: dict[str, str] = {}
+    for key, value in raw.items():
+        name = _BY_LOWER.get(key.lower())
+        if name is None and key.lower() not in ("path", "checkpointlocation", "queryname"):
+            raise BadArgument(
+                f"unknown option {key} of the sink", hint=f"Known options: {', '.join(_KNOWN)}."
+            )
+        if name is not None:
+            given[name] = value
+    dsn = given.get("dsn") or os.environ.get("POSTBUS_DSN")
+    if not dsn:
+        raise BadArgument("option dsn is missing", hint="Set it, or the environment variable POSTBUS_DSN.")
+    if ("stream" in given) == ("queue" in given):
+        raise BadArgument(
+            "a sink writes to one stream or one queue", hint="Set option stream or option queue."
+        )
+    if "stream" in given and {"priority", "delay", "ttl"} & set(given):
+        raise BadArgument("options priority, delay and ttl are for queues only")
+    priority = given.get("priority", "0")
+    if not priority.isdigit() or int(priority) > 9:
+        raise BadArgument(f"option priority must be 0 to 9, not {priority!r}")
+    return Target(
+        dsn, given.get("stream"), given.get("queue"), int(priority), given.get("delay"), given.get("ttl")
+    )
+
+
+def check_schema(schema: StructType) -> None:
+    """Rows are events: type, key, payload or blob, headers."""
+    hint = (
+        "Columns are payload (string or binary) or blob (binary), type, key (string), headers (JSON or map)."
+    )
+    names = schema.fieldNames()
+    wrong = next((n for n in names if n not in _COLUMNS), None)
+    if wrong is not None:
+        raise BadArgument(f"the sink has no column {wrong!r}", hint=f"{hint} Use select().")
+    if "payload" not in names and "blob" not in names:
+        raise BadArgument("the sink needs a column payload", hint=hint)
+    allowed: dict[str, tuple[type, ...]] = {
+        "payload": (StringType, BinaryType),
+        "blob": (BinaryType,),
+        "headers": (StringType, MapType),
+    }
+    for field in schema.fields:
+        if not isinstance(field.dataType, allowed.get(field.name, (StringType,))):
+            raise BadArgument(f"column {field.name!r} is {field.dataType.simpleString()}", hint=hint)
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task has done."""
+
+    attempt: str
+    events: int
+    query: str
+    partition: int
+
+
+@dataclass
+class _Chunk:
+    """Rows on their way: all with a payload or all with a blob."""
+
+    is_blob: bool
+    rows: list[dict[str, Any]]
+
+
+class _Writer:
+    def __init__(self, target: Target, schema: StructType, query: str) -> None:
+        self.target = target
+        self.schema = schema
+        self.query = query
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage the rows of one task."""
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId") or self.query
+        attempt = f"{query}/{context.partitionId()}/{uuid.uuid4().hex}"
+        server = Server(self.target.dsn)
+        events = chunk = 0
+        try:
+            for part in _chunks(iterator):
+                self._stage(server, attempt, chunk, part)
+                events += len(part.rows)
+                chunk += 1
+        finally:
+            server.close()
+        return Staged(attempt, events, query, context.partitionId())
+
+    def _stage(self, server: Server, attempt: str, chunk: int, part: _Chunk) -> None:
+        rows = part.rows
+        bodies = [r["blob" if part.is_blob else "payload"] for r in rows]
+        types = [r.get("type") or "default" for r in rows] if "type" in rows[0] else None
+        keys = [r["key"] for r in rows] if "key" in rows[0] else None
+        headers = [_headers(r["headers"]) for r in rows] if "headers" in rows[0] else None
+        # Arrays in binary: as text they take ten times as long.
+        server.rows(
+            "select postbus.stage(%s, %s, %b::text[], %b::bytea[], %b::text[], %b::text[], %b::jsonb[])",
+            attempt,
+            chunk,
+            None if part.is_blob else bodies,
+            bodies if part.is_blob else None,
+            types,
+            keys,
+            headers,
+        )
+
+    def publish(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
+        """One transaction. It can be repeated: a lost answer is asked for again."""
+        staged = sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)
+        if not staged:
+            return
+        target = self.target
+        server = Server(target.dsn)
+        try:
+            server.rows(
+                "select postbus.commit_staged(%s, %s, %s::text[], %s, %s, %s, %s,"
+                " %s::interval, %s::interval)",
+                *(staged[0].query, batch, [m.attempt for m in staged], sum(m.events for m in staged)),
+                *(target.stream, target.queue, target.priority, target.delay, target.ttl),
+            )
+        finally:
+            server.close()
+
+    def discard(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Forget what was staged; what this does not reach, upkeep sweeps."""
+        attempts = [m.attempt for m in messages if isinstance(m, Staged)]
+        if attempts:
+            server = Server(self.target.dsn)
+            try:
+                with translated():
+                    server.connection().execute("select postbus.discard_staged(%s::text[])", [attempts])
+            except GONE:
+                pass  # nobody will miss them
+            finally:
+                server.close()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Of a streaming query: batches have numbers, and the query has an id that outlives restarts."""
+
+    def __init__(self, target: Target, schema: StructType) -> None:
+        self._writer = _Writer(target, schema, "")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage, in a task."""
+        return self._writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish, in the driver."""
+        self._writer.publish(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Forget, in the driver."""
+        self._writer.discard(messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Of a batch: all of it or nothing. Saved again, it is published again."""
+
+    def __init__(self, target: Target, schema: StructType) -> None:
+        self._writer = _Writer(target, schema, f"batch-{uuid.uuid4().hex}")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage, in a task."""
+        return self._writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Publish, in the driver."""
+        self._writer.publish(messages, 0)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Forget, in the driver."""
+        self._writer.discard(messages)
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[_Chunk]:
+    """Rows in pieces of a fair size, cut where payloads and blobs change over."""
+    for batch in batches:
+        step = max(1, min(CHUNK_EVENTS, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, step):
+            rows = [_row(r) for r in batch.slice(start, step).to_pylist()]
+            for is_blob, run in groupby(rows, key=lambda r: r.get("payload") is None):
+                yield _Chunk(is_blob, list(run))
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    payload, blob = row.get("payload"), row.get("blob")
+    if isinstance(payload, bytes):
+        payload, blob = None, payload if blob is None else b""
+    if (payload is None) == (blob is None):
+        raise BadArgument(
+            "a row has no payload" if payload is None else "a row has both payload and blob",
+            hint="Every event has one of the two: filter such rows out.",
+        )
+    return {**row, "payload": payload, "blob": blob}
+
+
+def _headers(value: Any) -> Jsonb | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            return Jsonb(json.loads(value))
+        except ValueError as exc:
+            raise BadArgument(f"headers are not JSON: {exc}", detail=value) from exc
+    return Jsonb(dict(value))

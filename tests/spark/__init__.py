@@ -1,0 +1,1 @@
+"""The Spark source, on a real Spark and a real PostgreSQL."""

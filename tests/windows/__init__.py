@@ -1,0 +1,1 @@
+"""Positions and windows: what readers outside the database rest on."""
