@@ -113,7 +113,8 @@ declare
   v_from timestamptz := '-infinity';
   v_n int;
 begin
-  select q.id, q.keyed, q.register, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease), pg_sequence_last_value(q.head)
+  select q.id, q.keyed, q.register, q.max_attempts, case when q.archive then 'k' else 'q' end, v_now + coalesce(receive.lease, q.lease),
+    case when not q.keyed then pg_sequence_last_value(q.head) end
   into v_queue, v_keyed, v_register, v_most, v_prefix, v_until, v_head
   from postbus.queue q
   where q.name = receive.queue and not q.paused and not q.unlogged and (q.keyed or pg_sequence_last_value(q.register) & 4095 = 1)

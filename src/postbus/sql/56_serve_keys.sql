@@ -49,7 +49,7 @@ begin
           group by x.key order by min(x.id) limit v_width) g
         where (select true from postbus.key_state k where k.queue_id = p_queue and k.key = g.key) is null);
       if v_new <> '{}' then
-        perform postbus._new_keys(p_queue, v_new);
+        perform postbus._make_keys(p_queue, v_new);
       end if;
     end if;
     -- Takes the keys that the first wakes are for. Few at a time, since they are held until the transaction ends, and not those
@@ -214,7 +214,7 @@ $$;
 
 -- Makes the rows of keys that have none yet. Two sessions with the same new key: one makes the row, the other comes back to
 -- it. Nobody waits on the unique index.
-create or replace function postbus._new_keys(p_queue int, p_keys text[])
+create or replace function postbus._make_keys(p_queue int, p_keys text[])
 returns void
 language plpgsql
 as $$
@@ -267,7 +267,7 @@ begin
     from (
       select u.key, u.turn, l.weight, h.over, greatest(0, least(p_share * l.weight, l.places - h.running, l.tokens)) as allowed
       from unnest(p_keys) with ordinality as u (key, turn)
-      cross join lateral postbus._limits(p_q, u.key, p_now) l
+      cross join lateral postbus._limits_now(p_q, u.key, p_now) l
       cross join lateral (
         select count(*) filter (where m.due > p_now) as running,
           count(*) filter (where m.due <= p_now and m.attempt < p_q.max_attempts and (m.expires_at is null or m.expires_at > p_now)) as over
@@ -292,7 +292,7 @@ end
 $$;
 
 -- The limits of a key now. tokens: how many its rate allows at this moment. Inlined into its callers, which are pinned.
-create or replace function postbus._limits(p_q postbus.queue, p_key text, p_now timestamptz)
+create or replace function postbus._limits_now(p_q postbus.queue, p_key text, p_now timestamptz)
 returns table (weight int, places int, tokens int, rate float8, burst int, ready_at timestamptz, tat timestamptz)
 language sql
 stable
@@ -326,7 +326,7 @@ begin
         select u.key, least(l.ready_at, p_now) as was_ready, o.served, l.places, l.rate, l.burst, h.running, h.first_end, d.first_due,
           case when l.rate is null or o.served = 0 then l.tat else greatest(l.tat, p_now) + make_interval(secs => o.served / l.rate) end as tat
         from unnest(p_keys) as u (key)
-        cross join lateral postbus._limits(p_q, u.key, p_now) l
+        cross join lateral postbus._limits_now(p_q, u.key, p_now) l
         cross join lateral (select count(*) as served from unnest(p_owners) w where w = u.key) o
         cross join lateral (
           select count(*) filter (where m.due > p_now) as running, min(m.due) as first_end from postbus.queued m

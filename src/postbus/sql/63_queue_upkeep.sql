@@ -40,7 +40,7 @@ begin
     select x.key, max(x.id) as last from (
       select y.key, y.id from postbus.key_wake y where y.queue_id = p_queue order by y.queue_id, y.id limit p_window) x
     group by x.key order by min(x.id) limit p_keys) g;
-  perform postbus._new_keys(p_queue, array(
+  perform postbus._make_keys(p_queue, array(
     select k from unnest(v_keys) k where (select true from postbus.key_state s where s.queue_id = p_queue and s.key = k) is null));
   v_keys := array(
     select s.key from postbus.key_state s where s.queue_id = p_queue and s.key = any (v_keys) for update skip locked);
