@@ -116,10 +116,13 @@ def test_sent_while_nobody_listened(bus: Bus, another: Callable[..., Bus], db: D
     other = another().queue("emails")
     with consuming(queue) as seen:
         eventually(lambda: len(listening(db)) == 1)
+        bus.listener._pause = 2.0  # so long it stays away
         [pid] = listening(db)
-        with psycopg.connect(db.dsn) as conn:  # both at once
-            conn.execute("select pg_terminate_backend(%s)", (pid,))
-            conn.execute("select postbus.send('emails', '1')")
+        db.connect().execute("select pg_terminate_backend(%s)", (pid,))
+        eventually(lambda: listening(db) == [])
+        time.sleep(0.3)  # the look that the broken connection caused is over
+        other.send(1)
+        assert listening(db) == []
         eventually(lambda: seen)
         other.send("end")
 

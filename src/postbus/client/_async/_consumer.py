@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from postbus import _telemetry
 from postbus.client import _pace
-from postbus.client._async._bus import AsyncBus
 from postbus.client._async._delivery import AsyncDelivery
 from postbus.client._async._settler import AsyncSettler
+from postbus.client._async._source import AsyncSource
 from postbus.client._compat import AEvent, acancel, ajoin, alive, aspawn, log
 from postbus.client._ledger import Ledger
 from postbus.client._outcome import ACK, RELEASE, Outcome, dead_letter
@@ -24,42 +24,6 @@ from postbus.errors import Undecodable
 T = TypeVar("T")
 
 RESTLESS = 60.0  # for how long after a nack it is looked for more often, where its due time is not known
-
-
-class AsyncSource(Protocol[T]):
-    """Where messages come from: a queue, or a group of a stream."""
-
-    bus: AsyncBus
-
-    @property
-    def channel(self) -> str:
-        """What to listen to: the name of the queue or stream."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What it is called in the log."""
-        ...
-
-    async def take(self, max: int, lease: float | None) -> list[tuple[Any, ...]]:
-        """Take messages on a lease, as rows."""
-        ...
-
-    def deliver(self, row: tuple[Any, ...], consumer: Any) -> AsyncDelivery[T]:
-        """A row as a message."""
-        ...
-
-    async def default_lease(self) -> float:
-        """The lease of the queue or group, in seconds."""
-        ...
-
-    async def ordering(self) -> str:
-        """Of the group; ``none`` for queues."""
-        ...
-
-    async def next_due(self) -> float | None:
-        """In how many seconds the next message is due, as far as is known."""
-        ...
 
 
 class AsyncConsumer(Generic[T]):

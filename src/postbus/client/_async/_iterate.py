@@ -7,8 +7,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from postbus.client._async._consumer import AsyncConsumer, AsyncSource
+from postbus.client._async._consumer import AsyncConsumer
 from postbus.client._async._delivery import AsyncDelivery
+from postbus.client._async._source import AsyncSource
 from postbus.client._compat import log
 from postbus.client._outcome import ACK, Outcome, nack, reason_of
 from postbus.errors import BadArgument

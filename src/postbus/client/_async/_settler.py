@@ -103,33 +103,38 @@ class AsyncSettler:
         """Tell the outcomes there are. Acks of a page that is partly done wait for the rest, up to a time."""
         self._unsure = self.locked = False
         for outcome, receipts in self._ledger.failures().items():
-            await self._finish(outcome, {receipt: [receipt] for receipt in receipts})
+            await self._finish(outcome, receipts)
         everything = self.closing or self._conn is not None
         acks, pages = self._ledger.acks(float("inf") if everything else time.monotonic() - PARTIAL)
         if acks:
-            await self._finish(ACK, {receipt: [receipt] for receipt in acks})
+            await self._finish(ACK, acks)
         if pages:
-            await self._finish(ACK, pages)
+            await self._finish(ACK, list(pages), pages)
 
-    async def _finish(self, outcome: Outcome, named: dict[str, list[str]]) -> None:
-        """Settle by tokens or receipts; `named` has the receipts that each stands for."""
+    async def _finish(
+        self, outcome: Outcome, tokens: list[str], named: dict[str, list[str]] | None = None
+    ) -> None:
+        """Settle by receipts, or by tokens; then `named` has the receipts that each stands for."""
 
-        async def tell(tokens: list[str]) -> None:
-            query, params = statement(outcome, tokens)
+        def receipts_of(some: list[str]) -> list[str]:
+            return some if named is None else [receipt for token in some for receipt in named[token]]
+
+        async def tell(some: list[str]) -> None:
+            query, params = statement(outcome, some)
             if self._conn is not None:
                 await self._bus.fetch(query, params, self._conn)
             else:
                 await self.persist(lambda: self._bus.fetch(query + _sql.SOON, params))
-            done = [receipt for token in tokens for receipt in named[token]]
+            done = receipts_of(some)
             self._ledger.told(done)
             if outcome.verb in _COUNTERS:
                 count(_COUNTERS[outcome.verb], len(done), self._label)
 
         def refused(token: str, exc: Exception) -> None:
             self._log_refused(outcome, exc)
-            self._ledger.told(named[token])  # its lease is not extended any more
+            self._ledger.told(receipts_of([token]))  # its lease is not extended any more
 
-        await self._in_parts(list(named), tell, refused)
+        await self._in_parts(tokens, tell, refused)
 
     async def _in_parts(
         self,

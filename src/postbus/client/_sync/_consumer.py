@@ -10,57 +10,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from postbus import _telemetry
 from postbus.client import _pace
 from postbus.client._compat import Event, alive, cancel, join, log, spawn
 from postbus.client._ledger import Ledger
 from postbus.client._outcome import ACK, RELEASE, Outcome, dead_letter
-from postbus.client._sync._bus import Bus
 from postbus.client._sync._delivery import Delivery
 from postbus.client._sync._settler import Settler
+from postbus.client._sync._source import Source
 from postbus.errors import Undecodable
 
 T = TypeVar("T")
 
 RESTLESS = 60.0  # for how long after a nack it is looked for more often, where its due time is not known
-
-
-class Source(Protocol[T]):
-    """Where messages come from: a queue, or a group of a stream."""
-
-    bus: Bus
-
-    @property
-    def channel(self) -> str:
-        """What to listen to: the name of the queue or stream."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """What it is called in the log."""
-        ...
-
-    def take(self, max: int, lease: float | None) -> list[tuple[Any, ...]]:
-        """Take messages on a lease, as rows."""
-        ...
-
-    def deliver(self, row: tuple[Any, ...], consumer: Any) -> Delivery[T]:
-        """A row as a message."""
-        ...
-
-    def default_lease(self) -> float:
-        """The lease of the queue or group, in seconds."""
-        ...
-
-    def ordering(self) -> str:
-        """Of the group; ``none`` for queues."""
-        ...
-
-    def next_due(self) -> float | None:
-        """In how many seconds the next message is due, as far as is known."""
-        ...
 
 
 class Consumer(Generic[T]):

@@ -10,8 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 
 from postbus.client._compat import log
 from postbus.client._outcome import ACK, Outcome, nack, reason_of
-from postbus.client._sync._consumer import Consumer, Source
+from postbus.client._sync._consumer import Consumer
 from postbus.client._sync._delivery import Delivery
+from postbus.client._sync._source import Source
 from postbus.errors import BadArgument
 
 T = TypeVar("T")
