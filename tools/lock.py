@@ -41,7 +41,7 @@ def main(lock: Path) -> None:
         command = [str(bin_dir / "uv"), "pip", "compile", "--quiet", "--no-config", "--no-python-downloads"]
         command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--upgrade"]
         command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
-        command += ["pyproject.toml", "--extra", "embedded", "--extra", "spark"]
+        command += ["pyproject.toml", "--extra", "embedded", "--extra", "connect"]
         command += ["--group", "dev", "--group", "bench"]
         env = {**os.environ, **pip_indexes()}
         done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
