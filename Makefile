@@ -13,7 +13,7 @@ ARGS   ?=
 MAJORS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held bench-clients docs lock test-grid clean
+.PHONY: help demo test test-pooled check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held bench-clients docs lock test-grid clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ format: $(STAMP) ## put the Python code into its format, and write the blocking 
 	@$(BIN)/python tools/gen_sync.py
 	@$(BIN)/ruff format src tests tools bench examples
 	@$(BIN)/ruff check --fix-only src tests tools bench examples
+
+test-pooled: $(STAMP) ## run the tests of clients and workers through PgBouncer in transaction mode
+	@POSTBUS_TEST_POOLED=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/client tests/worker $(ARGS)
 
 fault: $(STAMP) ## run the tests that kill servers and workers, for much longer than make test does
 	@POSTBUS_FAULT_LONG=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m fault $(ARGS)

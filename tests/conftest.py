@@ -1,6 +1,7 @@
 """Fixtures for every test: one temporary server per process, one fresh database per test.
 
-``POSTBUS_TEST_DSN`` names a running server (a superuser's DSN) to use instead of the embedded one.
+``POSTBUS_TEST_DSN`` names a running server (a superuser's DSN) to use instead of the embedded one. With
+``POSTBUS_TEST_POOLED=1`` what is tested connects through PgBouncer in transaction mode.
 """
 
 from __future__ import annotations
@@ -20,20 +21,29 @@ from tests.pgbouncer.pooler import NoPooler, Pooler, pooler
 
 __all__ = ["SERVER_SETTINGS", "Database", "fast_directory", "run_sql"]
 
+POOLED = os.environ.get("POSTBUS_TEST_POOLED") == "1"
+ROOMY = {"default_pool_size": 20, "server_login_retry": 1, "server_idle_timeout": 2}
 SERVER_SETTINGS = {**_databases.SETTINGS, "max_prepared_transactions": 10}
 
 
 @dataclass
 class Database:
-    """A database of the test's own. Connections made with `connect` are closed with the test."""
+    """A database of the test's own. Connections made with `connect` are closed with the test.
+
+    Attributes:
+        dsn: for what is tested.
+        name: of the database.
+        direct: for the test itself, where that is another way.
+    """
 
     dsn: str
     name: str
+    direct: str | None = None
     _connections: list[psycopg.Connection[Any]] = field(default_factory=list)
 
     def connect(self, *, autocommit: bool = True, **options: Any) -> psycopg.Connection[Any]:
         """Connect; options go to `psycopg.connect` (``user="someone"``, ``row_factory=...``)."""
-        conn = psycopg.connect(self.dsn, autocommit=autocommit, **options)
+        conn = psycopg.connect(self.direct or self.dsn, autocommit=autocommit, **options)
         self._connections.append(conn)
         return conn
 
@@ -66,22 +76,33 @@ def _fresh(server_dsn: str, template: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def db(server_dsn: str, template: str) -> Iterator[Database]:
+def db(server_dsn: str, template: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A fresh database with the engine installed."""
-    yield from _fresh(server_dsn, template)
+    for database in _fresh(server_dsn, template):
+        yield _pooled(database, request)
 
 
 @pytest.fixture
-def emptydb(server_dsn: str) -> Iterator[Database]:
+def emptydb(server_dsn: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A fresh database without the engine."""
-    yield from _fresh(server_dsn, "template0")
+    for database in _fresh(server_dsn, "template0"):
+        yield _pooled(database, request)
+
+
+def _pooled(database: Database, request: pytest.FixtureRequest) -> Database:
+    """The same through PgBouncer, where the run or the test asks for it."""
+    if POOLED and request.node.get_closest_marker("direct") is None:
+        pgbouncer: Pooler = request.getfixturevalue("pgbouncer")
+        database.dsn, database.direct = pgbouncer.dsn(database.name), database.dsn
+    return database
 
 
 @pytest.fixture(scope="session")
 def pgbouncer(server_dsn: str) -> Iterator[Pooler]:
     """PgBouncer in transaction mode before the server of this test process."""
     try:
-        with pooler(server_dsn) as running:
+        # Tests of the pooler itself have more clients than sessions; others may hold several for long.
+        with pooler(server_dsn, **(ROOMY if POOLED else {})) as running:
             yield running
     except NoPooler as e:
         pytest.skip(str(e))

@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -196,10 +197,32 @@ class Codec:
         self, payload: Any, headers: dict[str, Any] | None
     ) -> tuple[str | bytes, dict[str, Any] | None]:
         """The payload as the database takes it, and the headers with what it is."""
-        data = self.serializer.dumps(payload)
-        if self._named:
-            headers = {"content-type": self.serializer.content_type, **(headers or {})}
-        return data, headers
+        return self.serializer.dumps(payload), self.headers(headers)
+
+    def encode_all(self, payloads: Sequence[Any]) -> list[str] | list[bytes]:
+        """Payloads as the database takes them.
+
+        Raises:
+            BadArgument: they do not become text all, or bytes all.
+        """
+        if type(self.serializer) is JSON:
+            # Without a call of ours for each: that would be half of what sending a batch costs here.
+            encode = JSON._encode
+            try:
+                return [encode(p).decode() for p in payloads]
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                pass  # one of them; below it is told which
+        data: list[Any] = [self.serializer.dumps(p) for p in payloads]
+        texts = isinstance(data[0], str)
+        if any(isinstance(d, str) is not texts for d in data):
+            raise BadArgument("payloads of text and of bytes in a batch", hint="Send them in two batches.")
+        return data
+
+    def headers(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Headers with what the payload is."""
+        if not self._named:
+            return given
+        return {"content-type": self.serializer.content_type, **(given or {})}
 
     def decode(self, text: str | None, blob: bytes | None, headers: dict[str, Any] | None) -> Any:
         """The payload of a message.

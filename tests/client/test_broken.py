@@ -59,6 +59,7 @@ def test_closed_connections_are_not_handed_out(kind: str, db: Database) -> None:
     assert rows == (60,)
 
 
+@pytest.mark.direct("it looks at the socket to the server")
 def test_quiet_connections(db: Database) -> None:
     conn = psycopg.connect(db.dsn, autocommit=True)
     assert is_quiet(conn)
@@ -141,6 +142,7 @@ def seen_in_database(db: Database, source: str, first: int) -> bool:
             continue
 
 
+@pytest.mark.direct("PgBouncer keeps callers waiting while the server is away")
 def test_server_away_for_a_while(kind: str, db: Database, server_dsn: str) -> None:
     """A consumer waits for it and goes on soon after it is back; a sender is told."""
     with opened(kind, db.dsn) as bus, opened(kind, db.dsn, timeout=1) as hasty:
@@ -181,6 +183,7 @@ def kill_everything(server_dsn: str, name: str) -> None:
         conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,))
 
 
+@pytest.mark.direct("PgBouncer keeps callers waiting while the server is away")
 def test_close_while_the_server_is_away(
     kind: str, db: Database, server_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

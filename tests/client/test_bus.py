@@ -59,6 +59,7 @@ def test_nobody_there(kind: str) -> None:
             pass
 
 
+@pytest.mark.direct("PgBouncer lets everybody in, and complains later")
 def test_no_such_database(kind: str, db: Database) -> None:
     dsn = make_conninfo(db.dsn, dbname="no_such_shop")
     with pytest.raises(psycopg.OperationalError, match="no_such_shop"), opened(kind, dsn):
@@ -203,6 +204,7 @@ def test_bad_arguments() -> None:
         Bus(pool_size=0)
 
 
+@pytest.mark.direct("this PgBouncer is one role for all")
 def test_create_by_a_role_that_may_only_work(kind: str, db: Database) -> None:
     """Code that says create=True also runs where somebody else has made the queues."""
     admin = db.connect()

@@ -19,6 +19,8 @@ from postbus.client._listener import Listener
 from tests.client.conftest import eventually
 from tests.conftest import Database
 
+pytestmark = pytest.mark.direct("it is about LISTEN, which PgBouncer in transaction mode does not have")
+
 
 @pytest.fixture
 def slow_polls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def test_it_is_recognised(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     assert prepared == [(0,)]
 
 
+@pytest.mark.direct("that is what it is about")
 def test_a_direct_connection_is_recognised_too(kind: str, db: Database) -> None:
     with opened(kind, db.dsn) as bus:
         queue = bus.queue("emails", create=True)

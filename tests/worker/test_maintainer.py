@@ -41,6 +41,7 @@ def holder(db: Database) -> int | None:
     return None if row is None else int(row[0])
 
 
+@pytest.mark.direct("behind a pooler workers take turns")
 def test_one_is_elected_and_does_it(db: Database, bus: Bus, start: Start) -> None:
     bus.stream("s", create=True)
     workers = [idle(db.dsn, str(n)) for n in range(3)]
@@ -63,6 +64,7 @@ def test_another_takes_over(db: Database, start: Start) -> None:
     eventually(lambda: second.is_maintainer, "took over", within=5)
 
 
+@pytest.mark.direct("it kills the session that has the lock")
 def test_connection_that_dies(db: Database, start: Start) -> None:
     worker = idle(db.dsn, "one")
     start(worker)
@@ -78,6 +80,7 @@ def test_none_that_do_not_want_to(db: Database, start: Start) -> None:
     assert holder(db) is None
 
 
+@pytest.mark.direct("this PgBouncer is one role for all")
 def test_role_that_may_not(
     db: Database, bus: Bus, server_dsn: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,7 +35,8 @@ def test_processes_that_hang_or_die(
     worker: Worker, bus: Bus, start: Start, q: str, how: str, tmp_path: Any
 ) -> None:
     log = tmp_path / "log"
-    worker.queue(q, process=True, concurrency=2, timeout=5 if how == "hangs" else None)(naps)
+    # Long enough to start a process in, on a machine that has much else to do.
+    worker.queue(q, process=True, concurrency=2, timeout=8 if how == "hangs" else None)(naps)
     start(worker)
     bus.queue(q).send({"log": str(log), "how": how})
     eventually(empty(bus, q), "another process did it")

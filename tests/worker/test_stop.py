@@ -209,6 +209,7 @@ def test_stop_before_the_database_is_there(start: Start) -> None:
     assert running.stop() < 10
 
 
+@pytest.mark.direct("PgBouncer keeps its sessions open")
 def test_database_that_is_away_at_the_start(db: Database, bus: Bus, server_dsn: str, start: Start) -> None:
     bus.queue("q", create=True).send("x")
     done = threading.Event()

@@ -52,17 +52,10 @@ def batch_of(
 ) -> tuple[str, list[Any], list[str] | None, list[str | None] | None, list[str | None] | None]:
     """The kind of the payloads, and the arrays payloads, types, keys and headers."""
     count = len(payloads)
-    if headers is None or isinstance(headers, dict):
-        heads: list[dict[str, Any] | None] = [headers] * count
-    else:
-        heads = _each("headers", name, headers, count)
-    encoded = [codec.encode(p, h) for p, h in zip(payloads, heads, strict=True)]
-    data = [d for d, _ in encoded]
-    texts = isinstance(data[0], str)
-    if any(isinstance(d, str) is not texts for d in data):
-        raise BadArgument(
-            f"a batch to {name!r} has payloads of text and of bytes", hint="Send them in two batches."
-        )
+    try:
+        data = codec.encode_all(payloads)
+    except BadArgument as exc:
+        raise BadArgument(f"a batch to {name!r}: {exc.message}", hint=exc.hint) from exc
     types = (
         None
         if type == "default"
@@ -71,6 +64,10 @@ def batch_of(
         else _each("types", name, type, count)
     )
     keys = None if key is None else [key] * count if isinstance(key, str) else _each("keys", name, key, count)
-    kept = [h for _, h in encoded]
-    named = None if all(h is None for h in kept) else [headers_of(h, name) for h in kept]
-    return ("text" if texts else "bytea"), data, types, keys, named
+    heads: list[str | None] | None
+    if headers is None or isinstance(headers, dict):
+        same = headers_of(codec.headers(headers), name)
+        heads = None if same is None else [same] * count
+    else:
+        heads = [headers_of(codec.headers(h), name) for h in _each("headers", name, headers, count)]
+    return ("text" if isinstance(data[0], str) else "bytea"), data, types, keys, heads

@@ -12,7 +12,7 @@ from typing import Any
 from postbus import _telemetry
 from postbus.client._async._consumer import AsyncConsumer
 from postbus.client._async._delivery import AsyncDelivery
-from postbus.client._outcome import ACK, Outcome, nack
+from postbus.client._outcome import Outcome, nack
 from postbus.worker._calls import TooLate
 from postbus.worker._lines import Part
 from postbus.worker._policy import outcome_of
@@ -42,10 +42,17 @@ class Attempts:
     def __len__(self) -> int:
         return len(self._running)
 
-    async def make(self, consumer: AsyncConsumer[Any], m: AsyncDelivery[Any], part: Part) -> None:
-        """Call the handler, and note what became of the message."""
-        task = asyncio.current_task()
-        assert task is not None
+    async def make(
+        self, consumer: AsyncConsumer[Any], m: AsyncDelivery[Any], part: Part, task: asyncio.Task[Any]
+    ) -> bool:
+        """Call the handler, and note what became of the message; true if it is still to be acked.
+
+        Args:
+            consumer: where it came from.
+            m: the message.
+            part: the handler.
+            task: the caller's own.
+        """
         self._running[m.receipt] = task
         try:
             await part.call(m)
@@ -69,15 +76,15 @@ class Attempts:
             raise
         else:
             self.handled += 1
-            if part.handler.manual_ack:
-                consumer.forget(m.receipt)
-            else:
-                self._settle(consumer, m, ACK)
+            if not part.handler.manual_ack and m.receipt not in self.committed:
+                return True
+            self._finished(consumer, m)
         finally:
             self._running.pop(m.receipt, None)
             if m.receipt in self._lost:
                 self._lost.discard(m.receipt)
                 task.uncancel()
+        return False
 
     def lose(self, receipts: set[str]) -> None:
         """Somebody else may have these: whoever works on one is told to stop."""
@@ -90,11 +97,16 @@ class Attempts:
     def _settle(self, consumer: AsyncConsumer[Any], m: AsyncDelivery[Any], outcome: Outcome) -> None:
         """Note an outcome, unless the transaction of the handler has had the last word."""
         if m.receipt in self.committed:
-            self.committed.discard(m.receipt)
-            consumer.forget(m.receipt)
-            _telemetry.count("acked_total", 1, m.source)
+            self._finished(consumer, m)
         else:
             consumer.settle(m.receipt, outcome)
+
+    def _finished(self, consumer: AsyncConsumer[Any], m: AsyncDelivery[Any]) -> None:
+        """The handler has settled it: by its own verbs, or in its transaction."""
+        consumer.forget(m.receipt)
+        if m.receipt in self.committed:
+            self.committed.discard(m.receipt)
+            _telemetry.count("acked_total", 1, m.source)
 
     def _fails(
         self, consumer: AsyncConsumer[Any], m: AsyncDelivery[Any], part: Part, exc: BaseException

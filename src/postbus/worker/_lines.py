@@ -78,20 +78,29 @@ class Lines:
             self._behind[line] = deque()
         return self._admit(m, line)
 
-    def leave(self, item: Item) -> list[Item]:
+    def passes(self, m: AsyncDelivery[Any], part: Part) -> bool:
+        """Whether a message may begin now and stands in no line. It leaves with the line None."""
+        if part.free <= 0 or (self._ordering != "none" and (self._ordering == "stream" or m.key is not None)):
+            return False
+        part.free -= 1
+        return True
+
+    def leave(self, part: Part, line: Hashable | None) -> list[Item]:
         """A message has been settled; returns those that may begin now because of it."""
-        item.part.free += 1
+        part.free += 1
+        if line is None and not part.waiting:
+            return []
         ready: list[Item] = []
-        todo = [item.line]  # lines whose first message is gone
-        while item.part.free > 0 and item.part.waiting:
-            first = item.part.waiting.popleft()
+        todo = [line]  # lines whose first message is gone
+        while part.free > 0 and part.waiting:
+            first = part.waiting.popleft()
             if self._holds(first.m.receipt):
-                item.part.free -= 1
+                part.free -= 1
                 ready.append(first)
             else:
                 todo.append(first.line)
-        for line in todo:
-            following = self._next_of(line)
+        for each in todo:
+            following = self._next_of(each)
             if following is not None:
                 ready.append(following)
         return ready

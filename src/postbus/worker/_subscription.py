@@ -144,7 +144,7 @@ class Subscription:
             self._lines = lines = Lines(ordering, self._part_of, consumer.holds)
             for part in (*self._parts.values(), self._ignored):
                 part.reset()
-            only = self._only(ordering)
+            only = self._only()
             count = sum(h.concurrency for h in handlers)
             runners = [self._spawn(self._run(consumer, lines, only)) for _ in range(count)]
             await asyncio.wait(runners, return_when=asyncio.FIRST_EXCEPTION)
@@ -158,13 +158,13 @@ class Subscription:
             await consumer.close()
             self._consumer, self._lines = None, None
 
-    def _only(self, ordering: str) -> Part | None:
-        """The handler, where there is one, all messages are for it, and nothing else is to be minded."""
+    def _only(self) -> Part | None:
+        """The handler, where there is one, all messages are for it, and nothing but order is to be minded."""
         first = self._handlers[0]
         part = self._parts[first.type]
         if len(self._parts) > 1 or (first.group is not None and first.type is not None):
             return None
-        return None if ordering != "none" or part.bucket or self._worker.slots else part
+        return None if part.bucket or self._worker.slots else part
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"postbus-{self.name}-runner")
@@ -177,12 +177,27 @@ class Subscription:
 
     async def _run(self, consumer: AsyncConsumer[Any], lines: Lines, only: Part | None) -> None:
         """Handle one message after the other."""
+        done: str | None = None  # the receipt of the one before, which is acked as the next one is taken
+        task = current_task()
         while True:
-            m = await consumer.take()
+            m = consumer.take_ready(done) or await consumer.take()
+            done = None
             if m is None:
                 return
-            if only is not None:
-                await self.attempts.make(consumer, m, only)
+            if only is not None and lines.passes(m, only):
+                # What most messages are: the way below without its detours.
+                try:
+                    if await self.attempts.make(consumer, m, only, task):
+                        done = m.receipt
+                except BaseException:
+                    self._give_back(consumer, lines.leave(only, None))
+                    raise
+                following = lines.leave(only, None)
+                if following:
+                    if done is not None:
+                        consumer.settle(done)
+                        done = None
+                    await self._go_on(consumer, lines, following)
                 continue
             item = lines.enter(m)
             if item is not None:
@@ -190,19 +205,24 @@ class Subscription:
 
     async def _follow(self, consumer: AsyncConsumer[Any], lines: Lines, item: Item) -> None:
         """Handle a message, and then what may begin because it is done."""
-        while True:
+        await self._go_on(consumer, lines, [item])
+
+    async def _go_on(self, consumer: AsyncConsumer[Any], lines: Lines, items: list[Item]) -> None:
+        """Handle these, the first of them here."""
+        while items:
+            item = items[0]
+            for each in items[1:]:
+                self._spawn(self._follow(consumer, lines, each))
             try:
                 await self._begin(consumer, item)
             except BaseException:
-                for each in lines.leave(item):
-                    consumer.settle(each.m.receipt, RELEASE)
+                self._give_back(consumer, lines.leave(item.part, item.line))
                 raise
-            following = lines.leave(item)
-            if not following:
-                return
-            item = following[0]
-            for each in following[1:]:
-                self._spawn(self._follow(consumer, lines, each))
+            items = lines.leave(item.part, item.line)
+
+    def _give_back(self, consumer: AsyncConsumer[Any], items: list[Item]) -> None:
+        for each in items:
+            consumer.settle(each.m.receipt, RELEASE)
 
     async def _begin(self, consumer: AsyncConsumer[Any], item: Item) -> None:
         """Handle a message when its handler's rate and the worker's slots allow."""
@@ -211,9 +231,8 @@ class Subscription:
             consumer.settle(m.receipt)  # an event that this group does not care for
             return
         waits = part.bucket is not None or slots is not None
+        task = current_task()
         if waits:
-            task = asyncio.current_task()
-            assert task is not None
             self._queued.add(task)
             try:
                 if part.bucket is not None:
@@ -228,8 +247,10 @@ class Subscription:
         try:
             if consumer.closing:
                 consumer.settle(m.receipt, RELEASE)
-            elif not waits or consumer.holds(m.receipt):
-                await self.attempts.make(consumer, m, part)
+            elif waits and not consumer.holds(m.receipt):
+                pass  # it was lost meanwhile
+            elif await self.attempts.make(consumer, m, part, task):
+                consumer.settle(m.receipt)
         finally:
             if slots is not None:
                 slots.release()
@@ -237,6 +258,13 @@ class Subscription:
 
 async def _ignore(m: Message[Any]) -> None:
     """For events that no handler is for."""
+
+
+def current_task() -> asyncio.Task[Any]:
+    """The task that asks."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def age(at: float | None) -> float | None:
