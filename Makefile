@@ -18,7 +18,7 @@ MAJORS ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## see streams, groups, change capture and a queue at work on a PostgreSQL of its own
+demo: $(STAMP) ## see streams, groups, a queue, change capture and a lake at work on a PostgreSQL of its own
 	@$(BIN)/postbus demo $(ARGS)
 
 test: $(STAMP) ## run the tests

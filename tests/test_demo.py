@@ -6,24 +6,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from postbus import demo
-from postbus.demo import _check, _shop
-from tests.cli.conftest import Cli, run_process
+from postbus.cli import app
+from postbus.demo import _check, _lake, _shop
+from tests.cli.conftest import Cli, start_process
 from tests.conftest import Database
 
 
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(400)
 def test_demo_on_an_embedded_server(tmp_path: Path) -> None:
-    code, out, err = run_process(None, "demo", TMPDIR=str(tmp_path))
-    assert code == 0, out + err
+    """With the lake, which is quiet: nothing of Spark's is printed."""
+    pytest.importorskip("pyspark")
+    (tmp_path / "tmp").mkdir()
+    page = tmp_path / "report.html"
+    with start_process(None, "demo", "--report", str(page), TMPDIR=str(tmp_path / "tmp")) as process:
+        out, err = process.communicate(timeout=380)
+    assert process.returncode == 0, out + err
+    assert err == ""
     assert "WRONG" not in out
-    assert out.count("ok     ") == 10
+    assert out.count("ok     ") == 10 + _lake.CHECKS
+    assert "<svg" in page.read_text(encoding="utf-8")
+    # What Spark itself leaves: its log settings, used again by the next session.
+    assert [p.name for p in (tmp_path / "tmp").iterdir() if not p.name.startswith("postbus-")] == []
+
+
+def test_demo_without_spark(db: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_lake, "missing", lambda: ["pyspark"])
+    arguments = ["demo", "--report", str(tmp_path / "report.html")]
+    done = CliRunner().invoke(app, arguments, env={"POSTBUS_DSN": db.dsn})
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("ok     ") == 10
+    assert "no lake: pyspark missing, pip install 'postbus[spark]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_demo_on_a_server_makes_and_drops_a_database(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     cli = Cli(db.dsn)
-    assert "ok     nothing that was rolled back was seen" in cli("demo")
+    assert "ok     nothing that was rolled back was seen" in cli("demo", "--no-lake")
     left = db.connect().execute("select count(*) from pg_database where datname ~ '^postbus_demo'").fetchone()
     assert left == (0,)
     assert cli.json("streams") == []

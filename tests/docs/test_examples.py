@@ -164,8 +164,25 @@ def expect(where: str, expected: list[str], actual: list[str]) -> None:
         pytest.fail("\n  ".join(lines), pytrace=False)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def needs_spark(page: Path) -> bool:
+    """Whether the page starts Spark: then it shares the session of the other tests that do."""
+    return any(b.language == "python" and "postbus.spark" in b.text for b in blocks(page))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.xdist_group("spark"), pytest.mark.timeout(400)] if needs_spark(page) else [],
+        )
+        for page in PAGES
+    ],
+)
 def test_examples(page: Path, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    if needs_spark(page):
+        pytest.importorskip("pyspark")
     monkeypatch.setenv("POSTBUS_DSN", db.dsn)
     player = Player(db)
     for block in blocks(page):

@@ -19,21 +19,21 @@ LOOK = {
     "queue_stats", "stream_stats", "group_stats", "stuck_groups", "health", "metrics", "throughput",
     "latency_percentiles", "error_rate",
     "position", "hold_position", "release_positions", "plan_window", "read_window", "bound_window",
-    "count_window",
+    "count_window", "list_runs", "pipeline_stats",
 }  # fmt: skip
 WORK = {
     "publish", "publish_batch", "consume", "tick", "ack", "nack", "release", "extend", "dead_letter",
     "send",
     "send_batch",
     "send_topic", "receive", "pop", "cancel", "follow_group",
-    "stage", "commit_staged", "discard_staged",
+    "stage", "commit_staged", "discard_staged", "begin_run", "report_run", "end_run",
 }  # fmt: skip
 MANAGE = [
     "create_queue('x')", "alter_queue('q', '{}')", "drop_queue('q')", "purge_queue('q')", "pause('q')",
     "resume('q')",
     "set_key_policy('q', concurrency => 1)", "unset_key_policy('q')", "bind('q')", "unbind('q')",
     "redrive('q')",
-    "purge_dead_letters('q')", "maintain()", "uninstall()",
+    "purge_dead_letters('q')", "drop_pipeline('p')", "maintain()", "uninstall()",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import Database
+from tests.spark.cluster import Cluster
 from tests.spark.lake import Bench
 
 if TYPE_CHECKING:
@@ -45,3 +46,11 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def bench(spark: SparkSession, db: Database) -> Bench:
     return Bench(spark, db)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and two workers, for all tests that want them; drivers run in processes of their own."""
+    pytest.importorskip("pyspark")
+    with Cluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
+        yield cluster

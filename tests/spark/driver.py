@@ -1,60 +1,100 @@
-"""A driver process that exists to be killed: a stream into Parquet, Delta or another stream.
+"""A driver in a process of its own: on the cluster, on Spark Connect, or to be killed.
 
-python -m tests.spark.driver DSN OUT SINK MAX
+python -m tests.spark.driver JOB, where JOB is JSON:
+  master  where to run, local[2] for example
+  config  settings of Spark
+  dsn     the database
+  out     a folder for checkpoints and lakes
+  do      "walk" (tests/spark/flow.py; prints what it returns as one line of JSON) or a list of pipelines to
+          run until somebody ends them (tests/spark/crash.py)
+  max     events in a micro-batch of theirs
 """
 
 from __future__ import annotations
 
+import faulthandler
+import json
+import os
+import queue
+import signal
 import sys
+import threading
+import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from postbus.spark import session
+from tests.stress.actors import connect
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import SparkSession
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 
+# Spark gives a new Python process ten seconds to say that it is there, on a busy machine too. It ends a
+# query as well as a kill does, so it is run again.
+SLOW = "Python worker failed to connect back"
 
-def into_delta(path: Path) -> object:
-    """Writes each batch once: Delta remembers the last batch of an application in the same transaction."""
-    import deltalake
 
-    def write(df: DataFrame, batch: int) -> None:
-        table = deltalake.DeltaTable(str(path)) if deltalake.DeltaTable.is_deltatable(str(path)) else None
-        if table is not None and (table.transaction_version("driver") or -1) >= batch:
-            return
-        properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction("driver", batch)])
-        deltalake.write_deltalake(str(path), df.toArrow(), mode="append", commit_properties=properties)
+def end_with_the_test() -> None:
+    """When the test run is gone, so are we and our JVM."""
 
-    return write
+    def wait() -> None:
+        sys.stdin.read()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def main() -> None:
-    dsn, out, sink, most = sys.argv[1:]
-    spark = session("driver", master="local[2]", memory="1g", config=SETTINGS)
-    df = (
-        spark.readStream.format("postbus")
-        .options(
-            dsn=dsn, subscribe="s", startingOffsets="earliest", maxEventsPerTrigger=most, minPartitions="3"
-        )
-        .options(group="spark", columns="id,payload")
-        .load()
-    )
-    writer = df.writeStream.option("checkpointLocation", f"{out}/checkpoint")
-    if sink == "delta":
-        query = writer.foreachBatch(into_delta(Path(out, "data"))).start()  # type: ignore[arg-type]
-    elif sink == "stream":
-        events = df.select("payload").writeStream.option("checkpointLocation", f"{out}/checkpoint")
-        query = events.format("postbus").options(dsn=dsn, stream="copy").start()
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    end_with_the_test()
+    faulthandler.register(signal.SIGUSR1)
+    remote = job["master"].startswith("sc://")
+    settings = {**({} if remote else SETTINGS), **job.get("config", {})}
+    spark = session("driver", master=job["master"], memory="512m", config=settings)
+    if job["do"] == "walk":
+        from tests.spark.flow import walk
+
+        with connect(job["dsn"], "walk") as c:
+            print(json.dumps(walk(spark, c, job["dsn"], Path(job["out"]))))
+        spark.stop()
     else:
-        query = writer.format("parquet").start(f"{out}/data")
-    print("ready", flush=True)
-    query.awaitTermination()
+        run(spark, job)
+
+
+def run(spark: SparkSession, job: dict[str, Any]) -> None:
+    """Several pipelines at once; the first that ends takes the driver with it."""
+    from tests.spark import crash
+
+    ends: queue.Queue[str] = queue.Queue()
+
+    def one(what: str) -> None:
+        while True:
+            try:
+                crash.run(spark, what, job["dsn"], Path(job["out"]), job["max"])
+                ends.put(f"{what} has ended")
+            except BaseException:
+                said = traceback.format_exc()
+                if SLOW not in said:
+                    ends.put(f"{what}: {said}")
+                    return
+                print(f"{what}: once more: {SLOW}", file=sys.stderr, flush=True)
+
+    for n, what in enumerate(job["do"], 1):
+        threading.Thread(target=one, args=[what], daemon=True).start()
+        # One after another: two cores are for all of them.
+        end = time.monotonic() + 30
+        while ends.empty() and time.monotonic() < end:
+            if sum(query.lastProgress is not None for query in spark.streams.active) >= n:
+                break
+            time.sleep(0.1)
+    print(ends.get(), file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,182 +1,188 @@
-"""The driver is killed in the middle of its work, again and again, while producers and upkeep go on.
+"""Drivers, executors, workers and backends are killed in the middle of their work, again and again.
 
-Then the query drains, and what is in the lake is what was committed: nothing lost, nothing twice.
+Producers and upkeep go on. Then the queries drain, and what each has written is what was committed: nothing
+lost, nothing twice.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
-import threading
 import time
-import traceback
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from tests.conftest import Database
-from tests.stress.actors import SETUP, SHARED_KEYS, STREAM, Producer, connect
-from tests.stress.harness import create_stream
-from tests.stress.sessions import Connection, value
+from tests.spark.cluster import SETTINGS, Cluster, driver, until
+from tests.spark.crash import (
+    GROUPS,
+    TABLE,
+    Plant,
+    add_group,
+    batches,
+    compare,
+    end_backends,
+    lake_rows,
+    pending,
+    truth,
+    written,
+)
+from tests.spark.lake import Bench
+from tests.stress.sessions import Connection, publish, take, value
 from tests.windows.reading import position, window
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.fault]
 LONG = bool(os.environ.get("POSTBUS_FAULT_LONG"))  # make fault
-ROOT = Path(__file__).parents[2]
+KINDS = ["driver", "executor", "worker", "backends"]
+QUERIES = list(GROUPS)
+PATIENCE = 400.0  # seconds, on a busy machine too
 
 
-class Plant:
-    """Producers and upkeep, in threads, on one stream."""
+class Show:
+    """Queries on a cluster, and somebody who kills."""
 
-    def __init__(self, dsn: str, seed: int) -> None:
-        self.dsn = dsn
-        self.over = threading.Event()
-        self.done: Counter[str] = Counter()
-        self.faults: list[str] = []
-        with connect(dsn, "setup") as c:
-            c.execute(SETUP)
-            create_stream(c, lanes=3, segments=3)
-            c.execute("select postbus.create_stream('copy')")
-            c.execute(
-                """select postbus.create_group('s', 'spark', '{"start": "earliest", "ordering": "stream"}')"""
-            )
-            names = [f"k{i}" for i in range(SHARED_KEYS)] + [f"p2-0-{j}" for j in range(5)]
-            c.execute("insert into counter select unnest(%s::text[])", [names])
-        self.producers = [Producer(dsn, f"p{i}", seed) for i in range(2)]
-        self.producers.append(Producer(dsn, "p2-0", seed, two_phase=True))
+    def __init__(self, cluster: Cluster, c: Connection, dsn: str, out: Path, rnd: random.Random) -> None:
+        self.cluster = cluster
+        self.c = c
+        self.out = out
+        self.rnd = rnd
+        self.job: dict[str, Any] = {
+            "master": cluster.url, "config": SETTINGS, "dsn": dsn, "out": str(out), "do": QUERIES,
+        }  # fmt: skip
+        self._stack = ExitStack()
+        self.process: subprocess.Popen[str] | None = None
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Producers stop with the block, upkeep goes on until the end."""
-        stop = threading.Event()
-        writers = [
-            threading.Thread(target=self._produce, args=[p, stop], daemon=True) for p in self.producers
-        ]
-        self.upkeep = threading.Thread(target=self._maintain, daemon=True)
-        for t in [*writers, self.upkeep]:
-            t.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            for t in writers:
-                t.join(30)
+    def start(self, most: int) -> None:
+        """A driver that takes at most so many events into a micro-batch."""
+        self._stack.close()
+        self.process = self._stack.enter_context(driver({**self.job, "max": most}, self.cluster.env))
 
     def close(self) -> None:
-        self.over.set()
-        self.upkeep.join(30)
-        assert not self.faults, self.faults[0]
+        self._stack.close()
 
-    def _produce(self, p: Producer, stop: threading.Event) -> None:
+    def until(self, true: Callable[[], Any], what: str) -> None:
+        """Wait for something that the driver does."""
+        process = self.process
+        assert process is not None
         try:
-            while not stop.is_set():
-                p.step()
-                time.sleep(0.003)  # two cores are for all of us
-        except Exception:
-            self.faults.append(traceback.format_exc())
-        finally:
-            p.close()
+            until(lambda: process.poll() is not None or true(), what, PATIENCE)
+            assert process.poll() is None, "the driver has ended"
+        except AssertionError as exc:
+            process.send_signal(signal.SIGUSR1)  # it says where it is
+            time.sleep(1)
+            raise AssertionError(f"{exc}\n{(self.out / 'driver.log').read_text()[-9000:]}") from None
 
-    def _maintain(self) -> None:
-        try:
-            with connect(self.dsn, "upkeep") as c:
-                while not self.over.is_set():
-                    for object_, step, done, problem in c.execute(
-                        "select * from postbus.maintain()"
-                    ).fetchall():
-                        assert problem is None, f"{object_} {step}: {problem}"
-                        self.done[step] += done
-                    time.sleep(0.05)
-        except Exception:
-            self.faults.append(traceback.format_exc())
+    def wait_for_batches(self, what: str, more: int) -> None:
+        n = batches(self.out, what) + more
+        self.until(lambda: batches(self.out, what) >= n, f"batch {n} of {what}")
 
+    def drain(self) -> None:
+        self.until(lambda: not any(pending(self.c, GROUPS[what]) for what in QUERIES), "the end")
 
-@contextmanager
-def driver(dsn: str, out: Path, sink: str, most: int) -> Iterator[subprocess.Popen[str]]:
-    """The driver with its JVM and workers, in a process group of their own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.driver", dsn, str(out), sink, str(most)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    def kill(self, kind: str, most: int) -> None:
+        """In the middle of a batch, most likely."""
+        self.wait_for_batches(self.rnd.choice(QUERIES), self.rnd.randint(1, 3))
+        time.sleep(self.rnd.random() * 0.5)
+        if kind == "driver":
+            assert self.process is not None
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.start(most)
+        elif kind == "executor":
+            self.cluster.kill_executor(self.rnd.randrange(2))
+        elif kind == "worker":
+            self.cluster.kill_worker(self.rnd.randrange(2))
+            self.cluster.start_worker()
+        else:
+            assert end_backends(self.c) > 0
 
 
-def batches(out: Path) -> int:
-    """How many batches the query has begun."""
-    return len(list((out / "checkpoint" / "offsets").glob("[0-9]*")))
-
-
-def wait_for_batch(process: subprocess.Popen[str], out: Path, n: int, seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while batches(out) < n:
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < end, f"{batches(out)} batches of {n}"
-        time.sleep(0.005)
-
-
-def lake(spark: SparkSession, out: Path, sink: str, c: Connection) -> Counter[str]:
-    if sink == "stream":
-        payloads = window(c, position(c, "earliest", of="copy"), position(c, of="copy"), 4, "copy")
-    elif sink == "delta":
-        import deltalake
-
-        payloads = deltalake.DeltaTable(str(out / "data")).to_pyarrow_table()["payload"].to_pylist()
-    else:
-        payloads = [r.payload for r in spark.read.parquet(str(out / "data")).collect()]
-    return Counter(json.loads(p)["u"] for p in payloads)
-
-
-def pending(c: Connection) -> int:
-    c.execute("select postbus.tick(%s)", [STREAM])
-    left = value(c, "select pending from postbus.list_groups() where stream = 's'")
-    return int(left) + int(value(c, "select count(*) from postbus.scheduled"))
-
-
-@pytest.mark.parametrize("sink", ["parquet", "delta", "stream"] if LONG else ["parquet", "stream"])
-def test_kill_the_driver(spark: SparkSession, db: Database, tmp_path: Path, sink: str) -> None:
-    seed, kills = 5, 4 if LONG else 1  # each takes a start of Spark
-    rnd = random.Random(f"{seed}/{sink}")
+@pytest.mark.timeout(3600 if LONG else 1200)
+def test_kill_everything(cluster: Cluster, db: Database, tmp_path: Path) -> None:
+    seed = random.randrange(1000) if LONG else 5
+    rnd = random.Random(seed)
+    kinds = KINDS * (3 if LONG else 1)
+    rnd.shuffle(kinds)
+    c = db.connect(application_name="stress main")
     plant = Plant(db.dsn, seed)
-    with plant.running():
-        for _ in range(kills):
-            with driver(db.dsn, tmp_path, sink, rnd.choice([40, 400])) as process:
-                wait_for_batch(process, tmp_path, batches(tmp_path) + rnd.randint(2, 5))
-                time.sleep(rnd.random() * 0.4)
-                os.killpg(process.pid, signal.SIGKILL)
-    c = db.connect()
-    with driver(db.dsn, tmp_path, sink, 2000) as process:
-        end = time.monotonic() + 120
-        while pending(c):
-            assert process.poll() is None, process.communicate()[1][-3000:]
-            assert time.monotonic() < end, f"{pending(c)} events left"
-            time.sleep(0.1)
-    plant.close()
-    truth = {row[0] for row in c.execute("select uid from published").fetchall()}
-    got = lake(spark, tmp_path, sink, c)
-    assert truth - set(got) == set(), "lost"
-    assert set(got) - truth == set(), "never committed"
-    assert [u for u, n in got.items() if n > 1] == [], "twice"
-    assert len(truth) > 500
+    show = Show(cluster, c, db.dsn, tmp_path, rnd)
+    try:
+        with plant.running():
+            show.start(rnd.choice([50, 500]))
+            for n, kind in enumerate(kinds):
+                # The last driver drains: it may take more at once.
+                show.kill(kind, rnd.choice([50, 500]) if "driver" in kinds[n + 1 :] else 5000)
+                if n == len(kinds) // 2:
+                    add_group(c, "late", "latest")
+                    since = position(c, holder="test")
+            for what in QUERIES:
+                show.wait_for_batches(what, 1)
+        show.drain()
+    finally:
+        show.close()
+    wanted = truth(c)
+    assert len(wanted) > 500
+    for what in QUERIES:
+        if what == "mirror":
+            rows = [(r["id"], r["n"], r["who"]) for r in lake_rows(db.dsn, tmp_path, what)]
+            assert sorted(rows) == c.execute(f"select * from {TABLE} order by id").fetchall()
+        else:
+            compare(written(c, db.dsn, tmp_path, what), wanted)
     assert plant.done["rotate"] > 0
     assert plant.done["clean"] > 0
+    # A group that has read nothing was in nobody's way, and what it has not read is still there.
+    kept = window(c, since, position(c))
+    held = take(c, by="late")
+    assert len(set(held)) == len(held)
+    assert set(kept) <= set(held)
+    assert len(kept) > 50
+    # Now nobody holds it back any more.
+    before = plant.done["clean"]
+    publish(c, "the end")
+    until(lambda: plant.done["clean"] > before, "truncation")
+    plant.close()
+
+
+@pytest.mark.timeout(300)
+def test_what_a_query_has_not_read_is_kept(bench: Bench, tmp_path: Path) -> None:
+    """Two streams that retain nothing: one has a query's group, the other has none."""
+    for name in ("followed", "free"):
+        bench.stream(name, retain=0, rotate_every="10 milliseconds", segments=3)
+    bench.c.execute(
+        """select postbus.create_group('followed', 'lake', '{"start": "earliest", "ordering": "stream"}')"""
+    )
+    options = {"subscribe": "followed", "startingOffsets": "earliest", "group": "lake"}
+
+    def turn(first: int) -> None:
+        for i in range(first, first + 4):
+            for name in ("followed", "free"):
+                bench.fill(1, to=name, first=i)
+            time.sleep(0.015)
+            bench.c.execute("select * from postbus.maintain()")
+
+    def kept(name: str) -> list[int]:
+        events = window(bench.c, position(bench.c, "earliest", of=name), position(bench.c, of=name), of=name)
+        return sorted(json.loads(e)["n"] for e in events)
+
+    def gone(name: str, n: int) -> bool:
+        bench.c.execute("select * from postbus.maintain()")
+        return n not in kept(name)
+
+    turn(1)
+    bench.drain(tmp_path, **options)
+    turn(5)
+    until(lambda: gone("free", 8), "truncation of what nobody waits for")
+    assert kept("followed")[-4:] == [5, 6, 7, 8]
+    bench.drain(tmp_path, **options)
+    assert bench.written(tmp_path) == [1, 2, 3, 4, 5, 6, 7, 8]
+    bench.drain(tmp_path, **options)  # the last batch of such a run counts as done when the next one begins
+    until(lambda: gone("followed", 8), "truncation of what was read")
+    turn(9)
+    assert value(bench.c, "select pending from postbus.list_groups()") == 4
+    assert kept("followed") == [9, 10, 11, 12]

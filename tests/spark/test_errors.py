@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import run_sql
 from tests.spark.lake import Bench, fails
+from tests.windows.reading import position, window
 
 pytest.importorskip("pyspark")
-from postbus.errors import BadArgument
+from postbus.errors import BadArgument, PostbusError
 from postbus.spark import _options
 from postbus.spark._ddl import parse_schema
 
@@ -171,3 +175,92 @@ def test_a_checkpoint_of_another_stream(bench: Bench, tmp_path: Path) -> None:
     bench.stream("orders")
     with fails("is lost", "failOnDataLoss"):
         bench.drain(tmp_path)
+
+
+def test_a_checkpoint_of_another_source(bench: Bench, tmp_path: Path) -> None:
+    bench.stream()
+    rate = bench.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    bench.query(rate.selectExpr("cast(value as string) as payload"), tmp_path).awaitTermination()
+    with fails("not of this source", "checkpointLocation"):
+        bench.drain(tmp_path)
+
+
+def publishing(bench: Bench, checkpoint: Path, **options: str) -> None:
+    """A streaming query into a sink, from start to end."""
+    df = bench.reading(startingOffsets="earliest").select("payload")
+    options = {"dsn": bench.db.dsn, **options, "checkpointLocation": str(checkpoint)}
+    df.writeStream.format("postbus").options(**options).trigger(availableNow=True).start().awaitTermination()
+
+
+def test_a_stream_into_a_sink_that_will_not_take_it(bench: Bench, tmp_path: Path, server_dsn: str) -> None:
+    bench.stream()
+    bench.stream("out")
+    bench.fill(3)
+    nowhere = "host=127.0.0.1 port=1 dbname=x user=me password=secret"
+    cases: list[tuple[dict[str, str], tuple[str, ...]]] = [
+        ({"stream": "out", "colour": "red"}, ("unknown option colour", "Known options")),
+        ({"stream": "nowhere"}, ("option stream", "'nowhere' does not exist", "create_stream")),
+        ({"stream": "out", "dsn": nowhere}, ("cannot connect with option dsn", "port=1", "user=me")),
+        ({"stream": "out", "dsn": "nonsense"}, ("option dsn is not a connection string",)),
+        ({"stream": "out", "dsn": server_dsn}, ("no postbus engine", "postbus install")),
+    ]
+    for options, saying in cases:
+        with pytest.raises(Exception, match=re.escape(saying[0])) as e:
+            publishing(bench, tmp_path / "checkpoint", **options)
+        for words in saying:
+            assert words in str(e.value)
+        assert "secret" not in str(e.value)
+    assert not (tmp_path / "checkpoint" / "commits" / "0").exists(), "before anything was done"
+    assert (
+        window(bench.c, position(bench.c, "earliest", of="out"), position(bench.c, of="out"), of="out") == []
+    )
+
+
+def test_a_reader_may_not_publish(bench: Bench, tmp_path: Path) -> None:
+    bench.stream()
+    role = f"reader_of_{bench.db.name}"
+    bench.c.execute(f"create role {role} login in role postbus_reader".encode())
+    try:
+        with fails("may not publish", "postbus_writer"):
+            publishing(bench, tmp_path, stream="orders", dsn=make_conninfo(bench.db.dsn, user=role))
+    finally:
+        bench.c.execute(f"drop role {role}".encode())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk(bench: Bench, small_disk: Path, tmp_path: Path) -> None:
+    """The lake cannot take it all: a clear end, nothing half written, and it goes on when there is room."""
+    from postbus.lake import open_table
+    from postbus.pipelines import archive
+
+    bench.stream()
+    bench.fill(100)
+    options = {"lake": str(small_disk), "checkpoint": str(tmp_path / "checkpoint"), "spark": bench.spark}
+    assert archive("orders", dsn=bench.db.dsn, **options).rows == 100
+    for _ in range(12):
+        bench.c.execute(
+            "select postbus.publish_batch('orders', array(select string_agg(md5(random()::text), '')"
+            " from generate_series(1, 100) i, generate_series(1, 100) j group by i))"
+        )
+    with pytest.raises(PostbusError, match=r"no space is left|disk is full") as e:
+        archive("orders", dsn=bench.db.dsn, **options)
+    assert str(small_disk) in str(e.value)
+    assert "run" in str(e.value)
+    assert open_table(str(small_disk), "events").read(["id"]).num_rows == 100
+    subprocess.run(["mount", "-o", "remount,size=100m", small_disk], check=True)
+    assert archive("orders", dsn=bench.db.dsn, **options).rows == 1200
+    ids = open_table(str(small_disk), "events").read(["id"])["id"].to_pylist()
+    assert len(ids) == len(set(ids)) == 1300

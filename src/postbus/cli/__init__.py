@@ -24,6 +24,7 @@ from postbus.cli import (
     _groups,
     _keys,
     _look,
+    _pipeline,
     _queues,
     _schedules,
     _streams,
@@ -92,6 +93,7 @@ app.add_typer(_dlq.app, name="dlq", rich_help_panel="Finishing messages")
 _add("Schedules", _schedules.schedule, _schedules.unschedule)
 app.add_typer(_schedules.app, name="schedules", rich_help_panel="Schedules")
 _add("Change capture", _capture.capture, _capture.uncapture, _capture.captures, _capture.backfill)
+app.add_typer(_pipeline.app, name="pipeline", rich_help_panel="Pipelines")
 _add("Workers", worker)
 _add("Upkeep", status, top, doctor, _look.in_flight, _groups.pause, _groups.resume, maintain)
 

@@ -6,6 +6,8 @@ Example:
     >>> spark.read.format("postbus").option("dsn", dsn).option("subscribe", "orders").load()  # doctest: +SKIP
 """
 
+from postbus.spark._java import java_home
+from postbus.spark._lake_read import read_lake
 from postbus.spark._session import session
 
-__all__ = ["session"]
+__all__ = ["java_home", "read_lake", "session"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from postbus.errors import PostbusError
+from postbus.spark._home import spark_home
 from postbus.spark._java import java_home
 
 if TYPE_CHECKING:
@@ -39,11 +40,13 @@ def session(
 ) -> SparkSession:
     """The Spark session of this process: the one there is, or a new one on this machine.
 
-    Java comes from the system or from pip, see `postbus.spark._java`. Workers run this Python.
+    Java comes from the system or from pip, see `postbus.spark._java`. Workers run this Python. A session of
+    Spark Connect needs neither here: with it, `memory` and `log_level` are the server's to choose.
 
     Args:
         name: what the Spark UI calls the application.
-        master: where to run; by default ``spark.master`` of the environment, else ``local[*]``.
+        master: where to run, ``spark://host:7077`` for example, or ``sc://host:15002`` for Spark Connect; by
+            default what the environment says in ``SPARK_REMOTE`` or ``MASTER``, else ``local[*]``.
         memory: of the driver, ``2g`` for example. In a local session that is all there is.
         config: settings of Spark, which win over those made here.
         log_level: what Spark may print: ``off``, ``error``, ``warn`` or ``info``.
@@ -61,7 +64,14 @@ def session(
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
-    os.environ["JAVA_HOME"] = str(java_home())
+    chosen = where(master)
+    if chosen.startswith("sc://"):
+        return _remote(chosen, name, config or {})
+    java = java_home()
+    os.environ["JAVA_HOME"] = str(java)
+    home = spark_home(java.parent) if chosen.startswith(("local", "spark://")) else None
+    if home is not None:
+        os.environ["SPARK_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     quiet = f"-Dlog4j2.configurationFile=file:{_log4j(log_level)}"
@@ -74,7 +84,6 @@ def session(
     }
     java_options = "spark.driver.extraJavaOptions"
     settings[java_options] = f"{quiet} {(config or {}).get(java_options, '')}".strip()
-    chosen = master or os.environ.get("MASTER") or "local[*]"
     if chosen.startswith("local"):
         # Names of machines can resolve to addresses that nobody answers on.
         settings.setdefault("spark.driver.host", "127.0.0.1")
@@ -82,7 +91,46 @@ def session(
     builder = SparkSession.builder.appName(name).master(chosen)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return activate(builder.getOrCreate())
+
+
+def activate(spark: SparkSession) -> SparkSession:
+    """Make a session the active one of this thread.
+
+    Each thread has its own, and Spark looks for the source ``postbus`` by the active session alone: without
+    one, a query that is started in a thread of its own does not find its sink.
+    """
+    if spark.getActiveSession() is None:
+        spark.createDataFrame([], "nothing int")  # as a side effect, since ever
+    return spark
+
+
+def where(master: str | None) -> str:
+    """Where to run: what was asked for, else what the environment says, else this machine."""
+    remote = os.environ.get("SPARK_REMOTE")
+    chosen = master or remote or os.environ.get("MASTER") or "local[*]"
+    if remote and not chosen.startswith("sc://"):
+        # Spark would go by the variable for some of its functions and by the master for others.
+        raise PostbusError(
+            f"cannot run on {chosen} while SPARK_REMOTE is {remote}",
+            hint="Unset SPARK_REMOTE, or leave out master. Addresses of Spark Connect begin with sc://.",
+        )
+    return chosen
+
+
+def _remote(url: str, name: str, config: Mapping[str, str]) -> SparkSession:
+    """A session of Spark Connect. Java, memory and logs are the server's."""
+    from pyspark.sql import SparkSession
+
+    try:
+        builder = SparkSession.builder.remote(url)
+        for key, value in {"spark.sql.session.timeZone": "UTC", **config}.items():
+            builder = builder.config(key, value)
+        return builder.appName(name).getOrCreate()
+    except ImportError as exc:
+        raise PostbusError(
+            f"Spark Connect ({url}) needs more packages: {exc}", hint="pip install 'postbus[connect]'"
+        ) from exc
 
 
 def _log4j(level: str) -> Path:

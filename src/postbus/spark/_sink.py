@@ -21,8 +21,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
-from postbus.errors import BadArgument, NotFound, translated
-from postbus.spark._server import GONE, Server
+from postbus.errors import BadArgument, NotFound, PostbusError, translated
+from postbus.spark._server import GONE, Server, safe
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +48,14 @@ class Target:
         """Is it there? Asked before the job starts, and again before each commit, so it is cheap."""
         server = Server(self.dsn)
         server.check()
+        if not server.value(
+            "select bool_and(has_function_privilege(p.oid, 'execute')) from pg_proc p"
+            " where p.pronamespace = 'postbus'::regnamespace and p.proname in ('stage', 'commit_staged')"
+        ):
+            raise PostbusError(
+                f"the user of option dsn ({safe(self.dsn)}) may not publish",
+                hint="Grant it: grant postbus_writer to the user.",
+            )
         option, name, look = (
             ("stream", self.stream, "select postbus.position(%s, 'earliest')")
             if self.stream is not None
@@ -81,7 +89,8 @@ def parse(raw: Mapping[str, str]) -> Target:
         raise BadArgument("option dsn is missing", hint="Set it, or the environment variable POSTBUS_DSN.")
     if ("stream" in given) == ("queue" in given):
         raise BadArgument(
-            "a sink writes to one stream or one queue", hint="Set option stream or option queue."
+            "a sink writes to one stream or one queue",
+            hint="Set option stream or option queue; option lake and option table for a lake.",
         )
     if "stream" in given and {"priority", "delay", "ttl"} & set(given):
         raise BadArgument("options priority, delay and ttl are for queues only")

@@ -42,12 +42,12 @@ from postbus.spark._server import Server
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Offset = dict[str, Any]  # {"holder": ..., "streams": {name: position}}
+Offset = dict[str, Any]  # {"holder": ..., "streams": {name: position}}, the first with "begin" too
 RELIST = 10.0  # seconds between looks for new streams that fit subscribePattern
 
 
 class PostbusSource(DataSource):
-    """Reads streams, writes streams and queues.
+    """Reads streams, writes streams, queues and lake tables.
 
     ``spark.readStream.format("postbus").option("subscribe", "orders")`` and
     ``df.writeStream.format("postbus").option("stream", "totals")``.
@@ -83,12 +83,28 @@ class PostbusSource(DataSource):
         return _StreamReader(self._asked, self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch into a stream or a queue."""
+        """A batch into a stream, a queue or a lake."""
+        if self._into_lake(overwrite):
+            from postbus.spark import _lake_sink
+
+            return _lake_sink.BatchWriter(_lake_sink.parse(self._raw), schema)
         return _sink.BatchWriter(self._target(schema, overwrite), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A stream into a stream or a queue."""
+        """A stream into a stream, a queue or a lake."""
+        if self._into_lake(overwrite):
+            from postbus.spark import _lake_sink
+
+            return _lake_sink.StreamWriter(_lake_sink.parse(self._raw), schema)
         return _sink.StreamWriter(self._target(schema, overwrite), schema)
+
+    def _into_lake(self, overwrite: bool) -> bool:
+        lake = any(option.lower() == "lake" for option in self._raw)
+        if lake and overwrite:
+            raise BadArgument(
+                "a lake table is not overwritten", hint="Use mode('append') or outputMode('append')."
+            )
+        return lake
 
     def _target(self, schema: StructType, overwrite: bool) -> _sink.Target:
         target = _sink.parse(self._raw)
@@ -357,15 +373,18 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not open_ and not new and self._now is not None:
             self._bus.server.release(self._now)
             self._now = None
+        # Spark does not write down where the first batch begins, which can be an empty one. Should it have to
+        # be run again, by a query that was killed, the latest is then another one, and perhaps the earliest.
+        begin = since if start == self._initial else None
         if not open_ or self._wait(since, open_, limit):
-            return _offset(holder, end)
+            return start if end == since and begin is None else _offset(holder, end, begin)
         if isinstance(limit, ReadMaxRows):
             end.update(self._bounded(since, open_, limit.max_rows, holder))
         else:
             for stream, position in open_.items():
                 end[stream] = self._bus.server.hold(stream, position, holder)
         self._last_trigger = time.monotonic()
-        return _offset(holder, end)
+        return start if end == since and begin is None else _offset(holder, end, begin)
 
     def _known(self, start: Offset) -> tuple[str, dict[str, Any]]:
         """What the checkpoint says, if it is one of this query's streams."""
@@ -433,7 +452,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        return self._bus.plan(self._known(start)[1], self._known(end)[1])
+        begin = self._known({**end, "streams": end["begin"]}) if "begin" in end else self._known(start)
+        return self._bus.plan(begin[1], self._known(end)[1])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition) if isinstance(partition, Part) else iter(())
@@ -454,6 +474,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bus.server.close()
 
 
-def _offset(holder: str, positions: Mapping[str, Any]) -> Offset:
+def _offset(holder: str, positions: Mapping[str, Any], begin: Mapping[str, Any] | None = None) -> Offset:
     """An offset whose JSON is the same whenever it means the same."""
-    return {"holder": holder, "streams": {s: positions[s] for s in sorted(positions)}}
+    streams = {s: positions[s] for s in sorted(positions)}
+    return {"holder": holder, "streams": streams, **({} if begin is None else {"begin": dict(begin)})}

@@ -10,6 +10,7 @@
 --   * Lock order, for every function: stream row, group row, slots by id (advisory), slot rows, progress, lease rows by
 --     token, waiting rows. Upkeep takes what it can get and waits for none of them.
 --     Of queues: schedule row, queue row, stream row, messages by id. Claims take what they can get too.
+--     Of pipelines: pipeline row, then as above.
 --   * Errors are SQLSTATE class PB: 001 not found, 002 already exists, 003 bad argument, 004 lease lost,
 --     005 position lost, 006 queue full, 007 access denied, 008 wrong version. PB000 is private: it ends a block.
 

@@ -517,6 +517,11 @@ begin
   exception when others then
     return query select 'staged', 'failed', 0::bigint, sqlerrm;
   end;
+  begin
+    return query select 'pipelines', 'runs', w.n, null::text from postbus._prune_runs() w (n) where w.n > 0;
+  exception when others then
+    return query select 'pipelines', 'failed', 0::bigint, sqlerrm;
+  end;
   for v_name in select t.name from postbus.trash t loop
     begin
       perform postbus._drop_trash(v_name);

@@ -143,6 +143,10 @@ begin
     (not s.paused and s.next_at < p_now - interval '5 minutes', 'should have fired ' || postbus._span(p_now - s.next_at) || ' ago', 'postbus maintain --every 1'),
     (s.problem is not null, 'could not fire: ' || s.problem, 'postbus schedules')) v (bad, message, remedy)
   where v.bad order by s.name;
+  return query
+  select 'warn', 'pipeline ' || p.pipeline, case p.state when 'failed' then 'failed: ' || split_part(p.error, E'\n', 1)
+    else 'was abandoned after ' || postbus._span(make_interval(secs => p.seconds)) || ': its process is gone' end, 'postbus pipeline runs ' || p.pipeline
+  from postbus.pipeline_stats() p where p.state in ('failed', 'abandoned');
 end
 $$;
 

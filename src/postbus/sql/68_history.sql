@@ -175,6 +175,19 @@ begin
     ('postbus.consumer.paused', 'gauge', g.paused::int),
     ('postbus.message.dead_lettered', 'gauge', g.dead_letters),
     ('postbus.message.expired_total', 'counter', g.expired)) m (name, type, value);
+  return query
+  select m.name, m.type, m.value, jsonb_build_object('pipeline', p.pipeline, 'kind', p.kind) from postbus.pipeline_stats() p cross join lateral (values
+    ('postbus.pipeline.running', 'gauge', (p.state = 'running')::int::float8),
+    ('postbus.pipeline.failed', 'gauge', (p.state in ('failed', 'abandoned'))::int),
+    ('postbus.pipeline.lag_seconds', 'gauge', p.lag_seconds),
+    ('postbus.pipeline.pending_events', 'gauge', p.pending),
+    ('postbus.pipeline.run_seconds', 'gauge', p.seconds),
+    ('postbus.pipeline.run_rows', 'gauge', p.rows),
+    ('postbus.pipeline.rows_total', 'counter', p.total_rows),
+    ('postbus.pipeline.bytes_total', 'counter', p.total_bytes),
+    ('postbus.pipeline.runs_total', 'counter', p.runs),
+    ('postbus.pipeline.failures_total', 'counter', p.failures)) m (name, type, value)
+  where m.value is not null;
   -- Of all queues together: they share one sequence and one table.
   return query
   select 'postbus.message.sent_total', 'counter', coalesce(pg_sequence_last_value('postbus.message_id'), 0)::float8, '{"queue": "*"}'::jsonb

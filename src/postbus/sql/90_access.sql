@@ -10,9 +10,10 @@ declare
   v_look text[] := array['version', 'now_', 'list_streams', 'list_groups', 'list_captures', 'in_flight', 'dead_letters',
     'list_queues', 'list_key_policies', 'list_bindings', 'list_schedules', 'peek', 'archived', 'next_due', 'default_lease',
     'position', 'hold_position', 'release_positions', 'plan_window', 'read_window', 'bound_window', 'count_window',
-    'queue_stats', 'stream_stats', 'group_stats', 'stuck_groups', 'health', 'metrics', 'throughput', 'latency_percentiles', 'error_rate'];
+    'queue_stats', 'stream_stats', 'group_stats', 'stuck_groups', 'health', 'metrics', 'throughput', 'latency_percentiles', 'error_rate',
+    'list_runs', 'pipeline_stats'];
   v_work text[] := array['publish', '_publish', '_publish_other', 'publish_batch', '_publish_batch', 'consume', 'ack', 'nack', 'extend', 'dead_letter', 'release', 'tick', 'follow_group', 'stage', 'commit_staged', 'discard_staged',
-    '_give_back', 'send', '_send', 'send_batch', '_send_other', 'send_topic', '_send_topic', 'receive', 'pop', 'cancel'];
+    'begin_run', 'report_run', 'end_run', '_give_back', 'send', '_send', 'send_batch', '_send_other', 'send_topic', '_send_topic', 'receive', 'pop', 'cancel'];
   v_function regprocedure;
 begin
   foreach v_role in array array['postbus_reader', 'postbus_writer', 'postbus_admin'] loop

@@ -1,0 +1,1 @@
+"""Sessions of log-ins by Spark, and alerts for a worker."""

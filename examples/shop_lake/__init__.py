@@ -1,0 +1,1 @@
+"""Three tables of a shop, mirrored to a lake and joined there."""
