@@ -248,7 +248,11 @@ def test_a_full_disk(bench: Bench, small_disk: Path, tmp_path: Path) -> None:
 
     bench.stream()
     bench.fill(100)
-    options = {"lake": str(small_disk), "checkpoint": str(tmp_path / "checkpoint"), "spark": bench.spark}
+    options: dict[str, Any] = {
+        "lake": str(small_disk),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "spark": bench.spark,
+    }
     assert archive("orders", dsn=bench.db.dsn, **options).rows == 100
     for _ in range(12):
         bench.c.execute(

@@ -241,7 +241,9 @@ def test_events_that_are_gone(bench: Bench, tmp_path: Path, keep: str) -> None:
         with fails("is lost", "failOnDataLoss"):
             bench.drain(tmp_path)
     else:
-        bench.drain(tmp_path, failOnDataLoss="false", maxEventsPerTrigger=100)
+        # Also with a group, whose place is lost as well.
+        bench.c.execute("select postbus.create_group('orders', 'spark')")
+        bench.drain(tmp_path, failOnDataLoss="false", maxEventsPerTrigger=100, group="spark")
         rest = bench.written(tmp_path)
         assert set(N[10:15]) < set(rest)
         assert len(rest) == len(set(rest)) + rest.count(0) - 1

@@ -467,7 +467,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is not None:
             for stream, position in done.items():
                 if self._followed.get(stream) != position:
-                    self._bus.server.follow(stream, group, position)
+                    try:
+                        self._bus.server.follow(stream, group, position)
+                    except PositionLost:
+                        # The group moves with the next batch, which begins at what is left.
+                        if self._bus.asked.fail_on_data_loss:
+                            raise
                     self._followed[stream] = position
 
     def stop(self) -> None:
