@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from postbus.errors import BadArgument, PostbusError
@@ -32,11 +34,13 @@ def catalog_url(dsn: str) -> str:
     return URL.create("postgresql+psycopg", query=known).render_as_string(hide_password=False)
 
 
-def open_catalog(dsn: str) -> SqlCatalog:
+def open_catalog(dsn: str, again: int = 5) -> SqlCatalog:
     """The catalog, made when it is missing."""
     url = catalog_url(dsn)
+    connected = False
     try:
         with psycopg.connect(dsn, autocommit=True) as conn:
+            connected = True
             # One at a time, until this connection is closed: two that create it would trip over each other.
             conn.execute("select pg_advisory_lock(hashtextextended('postbus_lake', 0))")
             if conn.execute("select to_regnamespace(%s)", [SCHEMA]).fetchone() == (None,):
@@ -49,6 +53,10 @@ def open_catalog(dsn: str) -> SqlCatalog:
                 catalog.create_namespace(NAMESPACE)
             return catalog
     except (psycopg.Error, SQLAlchemyError) as exc:
+        if connected and again > 0 and isinstance(exc, psycopg.OperationalError | OperationalError):
+            # The server was there a moment ago: somebody ended the connection, or restarts it.
+            time.sleep(0.5)
+            return open_catalog(dsn, again - 1)
         raise PostbusError(
             "the catalog of Iceberg tables in Postgres cannot be opened",
             detail=str(exc).partition("\n[SQL")[0].strip(),

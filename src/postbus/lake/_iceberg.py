@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
+from typing import TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
@@ -38,6 +39,7 @@ from postbus.lake._place import Place, explanation
 from postbus.lake._schema import plain
 from postbus.lake._table import LakeTable
 
+T = TypeVar("T")
 WRITER = "postbus.writer"
 SNAPSHOTS = 100  # that a table remembers, at least
 PATIENCE = 120.0  # seconds for the database to come back
@@ -81,7 +83,8 @@ class IcebergTable(LakeTable):
     def _table(self) -> Table:
         if self._loaded is None:
             with self._explained():
-                self._loaded = self.catalog.load_table(self.identifier)
+                catalog = self.catalog
+                self._loaded = self._patiently(lambda: catalog.load_table(self.identifier))
             if self._loaded.location() != self.location:
                 raise AlreadyExists(
                     f"the Iceberg table {self.name} of this database lies at {self._loaded.location()},"
@@ -246,13 +249,12 @@ class IcebergTable(LakeTable):
             self.catalog.drop_table(self.identifier)
         self._loaded = None
 
-    def _patiently(self, call: Callable[[], object]) -> None:
+    def _patiently(self, call: Callable[[], T]) -> T:
         """Outlive a lost connection: a server that restarts is no reason to end a query."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
-                call()
-                return
+                return call()
             except OperationalError:
                 if time.monotonic() > end:
                     raise

@@ -53,12 +53,13 @@ class Server:
                 detail=str(exc).strip(),
                 hint="Check host, port, database, user and password; the server must be running.",
             ) from exc
-        row = self._conn.execute(
+        # From here on the server is known to be there: sinks ask before each micro-batch.
+        (row,) = self.rows(
             "select bool_or(proname = 'read_window'), bool_and(proname <> 'read_window'"
             " or has_schema_privilege(n.oid, 'usage') and has_function_privilege(p.oid, 'execute'))"
             " from pg_namespace n join pg_proc p on p.pronamespace = n.oid where n.nspname = 'postbus'"
-        ).fetchone()
-        if row is None or row[0] is None:
+        )
+        if row[0] is None:
             raise NotFound(
                 f"there is no postbus engine in the database of option {self.option} ({safe(self.dsn)})",
                 hint="Install it: postbus install.",
