@@ -13,7 +13,7 @@ ARGS   ?=
 MAJORS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pooled check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held bench-clients docs lock test-grid clean
+.PHONY: help demo test test-pooled check format fault bench bench-publish bench-consume bench-latency bench-held-snapshot bench-queue bench-queue-background bench-queue-held bench-clients bench-spark docs lock test-grid clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-queue-held: $(STAMP) ## ... a queue with an old snapshot held open for min
 
 bench-clients: $(STAMP) ## ... workers and producers, beside pgqueuer and procrastinate
 	@$(BIN)/python -m bench.clients $(ARGS)
+
+bench-spark: $(STAMP) ## ... Spark source, sink and archive, beside JDBC and Parquet (needs a JDBC driver; ARGS="--flat" for 20 million rows)
+	@$(BIN)/python -m bench.spark $(ARGS)
 
 docs: $(STAMP) ## check the documentation
 	@$(BIN)/python -m pytest tests/docs $(ARGS)

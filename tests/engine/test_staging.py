@@ -62,6 +62,52 @@ def test_missing_events_publish_nothing(one: Session) -> None:
     assert commit(one, 0, "a", events=2)
 
 
+def test_lanes_and_order(s: Session) -> None:
+    """Keys have the lanes that publish gives them, and events the order of attempts, chunks and arrays."""
+    s.stream(lanes=4)
+    staged = []
+    for attempt in ("b", "a"):
+        for chunk in (1, 0, 2):
+            texts = [f"{attempt}{chunk}.{i:02}" for i in range(50)]
+            keys = [None if i % 10 == 9 else f"k{i}" for i in range(50)]
+            s.rows(
+                "select postbus.stage(%s, %s, %s::text[], keys => %s::text[])", attempt, chunk, texts, keys
+            )
+            staged += texts
+    assert commit(s, 0, "b", "a", events=300)
+    s.rows("select postbus.publish_batch('s', array(select 'p' from generate_series(0, 49)),"
+           " keys => array(select 'k' || i from generate_series(0, 49) i))")  # fmt: skip
+    wanted = sorted(staged, key=lambda t: (t[0] != "b", t))
+    log = "from postbus.log where payload <> 'p'"
+    assert s.value(f"select array_agg(payload order by id) {log}") == wanted
+    assert s.value(f"select count(distinct txid) {log}") == 1
+    lanes = "select key, count(distinct lane) from postbus.log where key is not null group by key"
+    assert {n for _, n in s.rows(lanes)} == {1}
+    assert s.value("select count(distinct lane) from postbus.log where key is null") > 1
+
+
+def test_a_stream_with_bound_queues(one: Session) -> None:
+    one.rows("select postbus.create_queue('jobs')")
+    one.rows("select postbus.bind('jobs', stream => 's')")
+    stage(one, "a", "1", "2")
+    stage(one, "a", "3", chunk=1)
+    assert commit(one, 0, "a", events=3)
+    assert one.take() == ["1", "2", "3"]
+    assert one.value("select array_agg(payload order by id) from postbus.receive('jobs', 10)") == [
+        "1",
+        "2",
+        "3",
+    ]
+
+
+def test_listeners_are_woken(bus: Bus, one: Session) -> None:
+    listener = bus.session()
+    listener.rows('listen "postbus.s"')
+    stage(one, "a", "1")
+    assert commit(one, 0, "a", events=1)
+    assert [n.channel for n in listener.conn.notifies(timeout=10, stop_after=1)] == ["postbus.s"]
+
+
 def test_into_a_queue(one: Session) -> None:
     one.rows("select postbus.create_queue('jobs', '{\"max_size\": 3}')")
     stage(one, "a", "1", "2")
@@ -76,6 +122,13 @@ def test_into_a_queue(one: Session) -> None:
         commit(one, 1, "b", events=2, to="stream => 's', queue => 'jobs'")
     with refused("PB003", "arrays of one length"):
         one.rows("select postbus.stage('x', 0, array['a'], keys => array['a', 'b'])")
+    for wrong in (
+        "array['a', null]",
+        "blobs => array[null::bytea]",
+        "array['a'], types => array[null::text]",
+    ):
+        with refused("PB003", "is null"):
+            one.rows(f"select postbus.stage('x', 0, {wrong})")
 
 
 def test_two_drivers_of_one_query(bus: Bus, one: Session) -> None:

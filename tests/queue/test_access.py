@@ -18,7 +18,8 @@ LOOK = {
     "list_queues", "list_key_policies", "list_bindings", "peek", "archived", "next_due", "default_lease",
     "queue_stats", "stream_stats", "group_stats", "stuck_groups", "health", "metrics", "throughput",
     "latency_percentiles", "error_rate",
-    "position", "hold_position", "release_positions", "plan_window", "read_window", "bound_window",
+    "position", "hold_position", "release_positions", "plan_window", "read_window",
+    "read_columns", "bound_window",
     "count_window", "list_runs", "pipeline_stats",
 }  # fmt: skip
 WORK = {

@@ -92,6 +92,11 @@ def test_nothing_half_published(bench: Bench) -> None:
     df = bench.spark.createDataFrame([("a",), (None,)], "payload string").repartition(2)
     with fails("a row has no payload"):
         into(bench, df, stream="out")
+    both = bench.spark.sql("select binary('a') as payload, binary('b') as blob")
+    with fails("a row has both payload and blob"):
+        into(bench, both, stream="out")
+    with fails("a row cannot be stored", "0x00"):
+        into(bench, bench.spark.sql("select 'a' as payload, string(unhex('6100')) as key"), stream="out")
     with fails("headers are not JSON"):
         into(bench, bench.spark.sql("select 'a' as payload, '{' as headers"), stream="out")
     assert there(bench) == []

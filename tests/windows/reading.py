@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from struct import unpack
 from typing import Any
 
 import psycopg
@@ -28,6 +29,24 @@ def plan(
 def read(c: Connection, part: str, of: str = STREAM) -> list[tuple[int, str]]:
     """The events of a part, as (id, payload)."""
     return c.execute("select id, payload from postbus.read_window(%s, %s)", [of, part]).fetchall()
+
+
+def by_columns(c: Connection, part: str, of: str = STREAM, chunk: int = 3) -> list[tuple[int, str]]:
+    """The same, put together from the columns."""
+    rows = c.execute(
+        "select events, id, payload, payload_lengths"
+        " from postbus.read_columns(%s, %s, '{payload}', chunk => %s)",
+        [of, part, chunk],
+    ).fetchall()
+    found = []
+    for events, ids, payloads, lengths in rows:
+        assert 0 < events <= chunk
+        at = 0
+        for i, n in zip(unpack(f"!{events}q", ids), unpack(f"!{events}i", lengths), strict=True):
+            found.append((i, payloads[at : at + n].decode()))
+            at += n
+        assert at == len(payloads)
+    return found
 
 
 def window(c: Connection, since: str, until: str, parts: int = 1, of: str = STREAM) -> list[str]:
@@ -90,7 +109,7 @@ class Reader:
         self.rnd.shuffle(parts)
         rows = []
         for part, n in parts:
-            mine = read(self.tasks, part)
+            mine = self.rnd.choice([read, by_columns])(self.tasks, part)
             assert [i for i, _ in mine] == sorted(i for i, _ in mine)
             assert len(mine) <= n, (part, n, len(mine))
             rows += mine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.conftest import Database, run_sql
 from tests.engine.bus import Bus, Session, refused
-from tests.windows.reading import bound, count, plan, position, read, window
+from tests.windows.reading import bound, by_columns, count, plan, position, read, window
 
 
 def lost(s: Session, at: str, saying: str = "") -> None:
@@ -195,13 +196,15 @@ def test_truncated_events_are_an_error(bus: Bus, s: Session) -> None:
         s.publish("x")
         s.maintain(3)
     lost(s, first, "no longer kept")
-    with refused("PB005", "no longer kept"):
-        read(s.conn, part)
+    for reading in (read, by_columns):
+        with refused("PB005", "no longer kept"):
+            reading(s.conn, part)
     s.publish("y")
     assert window(s.conn, position(s.conn, "earliest"), position(s.conn))[-1] == "y"
 
 
-def test_truncated_while_it_is_read(bus: Bus, s: Session) -> None:
+@pytest.mark.parametrize("read", [read, by_columns])
+def test_truncated_while_it_is_read(bus: Bus, s: Session, read: Any) -> None:
     """The reader is behind the lock of the cleaner: it finds an empty leaf, and says so."""
     s.stream(retain=0, rotate_every="1 minute", segments=2)
     first = position(s.conn, holder="me")

@@ -39,6 +39,7 @@ class Server:
             self.dsn,
             autocommit=True,
             prepare_threshold=None,  # PgBouncer in transaction mode
+            client_encoding="UTF8",  # what Arrow has
             connect_timeout=int(known.get("connect_timeout") or 10),
             application_name=str(known.get("application_name") or "postbus spark"),
         )
@@ -55,7 +56,7 @@ class Server:
             ) from exc
         # From here on the server is known to be there: sinks ask before each micro-batch.
         (row,) = self.rows(
-            "select bool_or(proname = 'read_window'), bool_and(proname <> 'read_window'"
+            "select bool_or(proname = 'read_columns'), bool_and(proname <> 'read_columns'"
             " or has_schema_privilege(n.oid, 'usage') and has_function_privilege(p.oid, 'execute'))"
             " from pg_namespace n join pg_proc p on p.pronamespace = n.oid where n.nspname = 'postbus'"
         )

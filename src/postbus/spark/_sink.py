@@ -7,27 +7,24 @@ again is recognised.
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg.types.json import Jsonb
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
 from postbus.errors import BadArgument, NotFound, PostbusError, translated
+from postbus.spark import _rows
 from postbus.spark._server import GONE, Server, safe
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHUNK_EVENTS, CHUNK_BYTES = 5_000, 8 * 2**20
 _KNOWN = ("dsn", "stream", "queue", "priority", "delay", "ttl")
 _BY_LOWER = {name.lower(): name for name in _KNOWN}
 _COLUMNS = ("type", "key", "payload", "blob", "headers")
@@ -133,14 +130,6 @@ class Staged(WriterCommitMessage):
     partition: int
 
 
-@dataclass
-class _Chunk:
-    """Rows on their way: all with a payload or all with a blob."""
-
-    is_blob: bool
-    rows: list[dict[str, Any]]
-
-
 class _Writer:
     def __init__(self, target: Target, schema: StructType, query: str) -> None:
         self.target = target
@@ -156,31 +145,24 @@ class _Writer:
         server = Server(self.target.dsn)
         events = chunk = 0
         try:
-            for part in _chunks(iterator):
+            for part in _rows.chunks(iterator):
                 self._stage(server, attempt, chunk, part)
-                events += len(part.rows)
+                events += part.events
                 chunk += 1
         finally:
             server.close()
         return Staged(attempt, events, query, context.partitionId())
 
-    def _stage(self, server: Server, attempt: str, chunk: int, part: _Chunk) -> None:
-        rows = part.rows
-        bodies = [r["blob" if part.is_blob else "payload"] for r in rows]
-        types = [r.get("type") or "default" for r in rows] if "type" in rows[0] else None
-        keys = [r["key"] for r in rows] if "key" in rows[0] else None
-        headers = [_headers(r["headers"]) for r in rows] if "headers" in rows[0] else None
-        # Arrays in binary: as text they take ten times as long.
-        server.rows(
-            "select postbus.stage(%s, %s, %b::text[], %b::bytea[], %b::text[], %b::text[], %b::jsonb[])",
-            attempt,
-            chunk,
-            None if part.is_blob else bodies,
-            bodies if part.is_blob else None,
-            types,
-            keys,
-            headers,
-        )
+    def _stage(self, server: Server, attempt: str, chunk: int, part: _rows.Chunk) -> None:
+        try:
+            server.rows(
+                "select postbus.stage(%s, %s, %b::text[], %b::bytea[], %b::text[], %b::text[], %b::jsonb[])",
+                *(attempt, chunk, part.payloads, part.blobs, part.types, part.keys, part.headers),
+            )
+        except psycopg.errors.InvalidTextRepresentation as exc:
+            raise BadArgument(f"headers are not JSON: {exc.diag.message_detail}") from exc
+        except psycopg.DataError as exc:
+            raise BadArgument(f"a row cannot be stored: {exc.diag.message_primary}") from exc
 
     def publish(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
         """One transaction. It can be repeated: a lost answer is asked for again."""
@@ -249,36 +231,3 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Forget, in the driver."""
         self._writer.discard(messages)
-
-
-def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[_Chunk]:
-    """Rows in pieces of a fair size, cut where payloads and blobs change over."""
-    for batch in batches:
-        step = max(1, min(CHUNK_EVENTS, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, step):
-            rows = [_row(r) for r in batch.slice(start, step).to_pylist()]
-            for is_blob, run in groupby(rows, key=lambda r: r.get("payload") is None):
-                yield _Chunk(is_blob, list(run))
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    payload, blob = row.get("payload"), row.get("blob")
-    if isinstance(payload, bytes):
-        payload, blob = None, payload if blob is None else b""
-    if (payload is None) == (blob is None):
-        raise BadArgument(
-            "a row has no payload" if payload is None else "a row has both payload and blob",
-            hint="Every event has one of the two: filter such rows out.",
-        )
-    return {**row, "payload": payload, "blob": blob}
-
-
-def _headers(value: Any) -> Jsonb | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            return Jsonb(json.loads(value))
-        except ValueError as exc:
-            raise BadArgument(f"headers are not JSON: {exc}", detail=value) from exc
-    return Jsonb(dict(value))

@@ -139,6 +139,19 @@ as $$
     postbus._leaves_sql(p_stream, p_leaves, 'e.txid = t.xid and e.id > $7 and e.id <= $3 and e.lane + 0 >= 0' || p_filter, p_tail))
 $$;
 
+-- Both arms, by id. Without late transactions and lanes the index has that order.
+create or replace function postbus._part_sql(p_stream int, p_leaves int[], p_lanes smallint, p_late boolean, p_columns text, p_filter text)
+returns text
+language sql
+immutable
+as $$
+  select case
+    when p_late then format('select * from (%s) x union all select * from (%s) y order by id',
+      postbus._fresh_sql(p_stream, p_leaves, p_lanes, p_columns, p_filter, ''), postbus._late_sql(p_stream, p_leaves, p_columns, p_filter, ''))
+    when p_lanes = 1 then postbus._fresh_sql(p_stream, p_leaves, p_lanes, p_columns, p_filter, 'order by e.id')
+    else postbus._fresh_sql(p_stream, p_leaves, p_lanes, p_columns, p_filter, '') || ' order by f.id' end
+$$;
+
 -- Where the events of a piece are: the first fresh id; the range of late ids below it, and at most how many they are.
 -- A few index probes; no count.
 create or replace function postbus._edges(
@@ -317,15 +330,8 @@ begin
   v_base := postbus._known_tick(v_s, (v ->> 'tick')::bigint, v ->> 'snapshot', v_until);
   a := postbus._arms(v_s.id, v_base, v_upper, (v ->> 'after')::bigint, (v ->> 'upto')::bigint);
   v_columns := format('e.id, %s::bigint as tick, e.lane, e.type, e.key, e.payload, e.blob, e.headers, e.at', v_upper.id);
-  if cardinality(a.late) = 0 then
-    return query execute postbus._fresh_sql(v_s.id, a.leaves, a.lanes, v_columns, v_filter, case when a.lanes = 1 then 'order by e.id' else '' end)
-      || case when a.lanes = 1 then '' else ' order by f.id' end
-    using a.xmax, a.fresh_after, a.hi, v_upper.snapshot, pg_snapshot_xmin(v_upper.snapshot), a.late, a.late_after, read_window.types, read_window.keys;
-  else
-    return query execute format('select * from (%s) x union all select * from (%s) y order by id',
-      postbus._fresh_sql(v_s.id, a.leaves, a.lanes, v_columns, v_filter, ''), postbus._late_sql(v_s.id, a.leaves, v_columns, v_filter, ''))
-    using a.xmax, a.fresh_after, a.hi, v_upper.snapshot, pg_snapshot_xmin(v_upper.snapshot), a.late, a.late_after, read_window.types, read_window.keys;
-  end if;
+  return query execute postbus._part_sql(v_s.id, a.leaves, a.lanes, cardinality(a.late) > 0, v_columns, v_filter)
+  using a.xmax, a.fresh_after, a.hi, v_upper.snapshot, pg_snapshot_xmin(v_upper.snapshot), a.late, a.late_after, read_window.types, read_window.keys;
   -- TRUNCATE is not MVCC: what we read counts only if the floor has not passed us meanwhile.
   perform postbus._known_tick(s, v_base.id, v ->> 'snapshot') from postbus.stream s where s.id = v_s.id;
   if not found then

@@ -63,9 +63,58 @@ begin
       or coalesce(cardinality(stage.headers), v_n) <> v_n then
     raise exception using errcode = 'PB003', message = 'stage needs an attempt, a chunk, payloads or blobs, and arrays of one length';
   end if;
+  -- Here, where tasks work side by side, and not in the commit, which is one.
+  if array_position(stage.payloads, null) is not null or array_position(stage.blobs, null) is not null or array_position(stage.types, null) is not null then
+    raise exception using errcode = 'PB003', message = 'stage: a payload or type is null';
+  end if;
   insert into postbus.staged (attempt, chunk, events, at, payloads, blobs, types, keys, headers)
   values (stage.attempt, stage.chunk, v_n, postbus.now_(), stage.payloads, stage.blobs, stage.types, stage.keys, stage.headers)
   on conflict (attempt, chunk) do nothing;
+  return v_n;
+end
+$$;
+
+-- Publishes what attempts have staged, in this order, and returns how many events that are: publish_batch for arrays that
+-- are in a table, without collecting anything. This is the part of a sink that one process does alone. Null for a stream
+-- that queues are bound to: somebody must route.
+create or replace function postbus._publish_staged(p_stream text, p_attempts text[])
+returns bigint
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_s postbus.stream := postbus._stream(p_stream);
+  v_now timestamptz := postbus.now_();
+  v_txid xid8;
+  v_register bigint;
+  v_lanes int;
+  v_n bigint;
+begin
+  if v_s.bound then
+    return null;
+  end if;
+  if v_s.young is not null then
+    execute format('lock table only postbus.log_%s in row exclusive mode', v_s.leaf);
+  end if;
+  -- As in publish: the xid, then the register, then the ids.
+  v_txid := pg_current_xact_id();
+  v_register := pg_sequence_last_value(v_s.register);
+  v_lanes := v_register & 4095;
+  insert into postbus.log (id, txid, at, leaf, stream_id, lane, type, key, payload, blob, headers)
+  select nextval(v_s.id_seq), v_txid, v_now, v_s.leaf, v_s.id, postbus._lane(e.key, floor(random() * v_lanes)::int, v_lanes),
+    coalesce(e.type, 'default'), e.key, e.payload, e.blob, e.headers
+  from (
+    -- Side by side in a select list they are expanded row by row; in FROM they would be collected first.
+    select unnest(c.payloads) as payload, unnest(c.blobs) as blob, unnest(c.types) as type, unnest(c.keys) as key, unnest(c.headers) as headers
+    from (
+      select s.* from unnest(p_attempts) with ordinality a (name, place) join postbus.staged s on s.attempt = a.name
+      order by a.place, s.chunk) c
+    offset 0) e;
+  get diagnostics v_n = row_count;
+  perform postbus._wake(v_s.notify, v_s.name, v_s.register, v_register);
   return v_n;
 end
 $$;
@@ -92,7 +141,7 @@ as $$
 #variable_conflict use_column
 declare
   v_last bigint;
-  v_n bigint := 0;
+  v_n bigint;
   v postbus.staged;
 begin
   if commit_staged.query is null or commit_staged.batch is null or num_nonnulls(commit_staged.stream, commit_staged.queue) <> 1 then
@@ -106,18 +155,24 @@ begin
     delete from postbus.staged s where s.attempt = any (commit_staged.attempts);
     return false;
   end if;
-  for v in
-    select s.* from unnest(commit_staged.attempts) with ordinality a (name, place) join postbus.staged s on s.attempt = a.name
-    order by a.place, s.chunk
-  loop
-    if commit_staged.stream is not null then
-      perform postbus._publish_batch(commit_staged.stream, v.payloads, v.blobs, v.types, v.keys, v.headers);
-    else
-      perform postbus._send_other(commit_staged.queue, v.payloads, v.blobs, v.types, v.keys, v.headers, commit_staged.priority,
-        commit_staged.delay, null, commit_staged.ttl, null);
-    end if;
-    v_n := v_n + v.events;
-  end loop;
+  if commit_staged.stream is not null then
+    v_n := postbus._publish_staged(commit_staged.stream, commit_staged.attempts);
+  end if;
+  if v_n is null then
+    v_n := 0;
+    for v in
+      select s.* from unnest(commit_staged.attempts) with ordinality a (name, place) join postbus.staged s on s.attempt = a.name
+      order by a.place, s.chunk
+    loop
+      if commit_staged.stream is not null then
+        perform postbus._publish_batch(commit_staged.stream, v.payloads, v.blobs, v.types, v.keys, v.headers);
+      else
+        perform postbus._send_other(commit_staged.queue, v.payloads, v.blobs, v.types, v.keys, v.headers, commit_staged.priority,
+          commit_staged.delay, null, commit_staged.ttl, null);
+      end if;
+      v_n := v_n + v.events;
+    end loop;
+  end if;
   if v_n <> commit_staged.events then
     raise exception using errcode = 'PB001',
       message = format('batch %s of %L staged %s events, and %s are there', commit_staged.batch, commit_staged.query, commit_staged.events, v_n),

@@ -9,7 +9,7 @@ declare
   v_role text;
   v_look text[] := array['version', 'now_', 'list_streams', 'list_groups', 'list_captures', 'in_flight', 'dead_letters',
     'list_queues', 'list_key_policies', 'list_bindings', 'list_schedules', 'peek', 'archived', 'next_due', 'default_lease',
-    'position', 'hold_position', 'release_positions', 'plan_window', 'read_window', 'bound_window', 'count_window',
+    'position', 'hold_position', 'release_positions', 'plan_window', 'read_window', 'read_columns', 'bound_window', 'count_window',
     'queue_stats', 'stream_stats', 'group_stats', 'stuck_groups', 'health', 'metrics', 'throughput', 'latency_percentiles', 'error_rate',
     'list_runs', 'pipeline_stats'];
   v_work text[] := array['publish', '_publish', '_publish_other', 'publish_batch', '_publish_batch', 'consume', 'ack', 'nack', 'extend', 'dead_letter', 'release', 'tick', 'follow_group', 'stage', 'commit_staged', 'discard_staged',
