@@ -128,8 +128,9 @@ class Cluster:
             self.wait_for_workers()
 
     def state(self) -> dict[str, Any]:
-        """What the master knows."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/") as r:
+        """What the master knows. For a moment after its start it answers with a page instead."""
+        address = f"http://127.0.0.1:{self._web}/json/"
+        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(address) as r:
             found: dict[str, Any] = json.load(r)
             return found
         return {}
