@@ -256,3 +256,24 @@ def test_many_workers_by_turns(bus: Office, fifo: Desk) -> None:
         if all(len(f) == 8 for f in finished.values()):
             break
     assert finished == {key: list(range(8)) for key in keys}
+
+
+@pytest.mark.parametrize("last", ["of its attempts", "before it is too old"])
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_late_heartbeat_keeps_the_place(bus: Office, s: Desk, last: str, places: int) -> None:
+    """It may not go out again, and its lease has ended, but its worker is just extending it."""
+    s.queue(max_attempts=1 if last == "of its attempts" else 5)
+    s.policy(concurrency=places)
+    for i in range(places):
+        s.send(f"m{i}", key="a", ttl=None if last == "of its attempts" else "5 seconds")
+    s.send("next", key="a")
+    page = s.receive(lease="10 seconds")
+    assert len(page) == places
+    bus.wait(10)
+    worker = bus.session().begin()
+    worker.extend(*[m.receipt for m in page], lease="10 seconds")
+    assert s.receive() == []
+    worker.commit()
+    assert s.receive() == []
+    bus.wait(10)
+    assert told(s.receive()) == ["next"]

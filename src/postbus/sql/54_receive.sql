@@ -37,9 +37,8 @@ end
 $$;
 
 -- Takes a message that is due, but must not be delivered, out of the queue: it had its attempts (its worker died in the
--- last one), or it is too old. Called for such rows from inside the claim, as it comes across them, so that the others pay
--- nothing for it. Always false.
-create or replace function postbus._bury(p_queue int, p_tid tid, p_id bigint, p_now timestamptz)
+-- last one), or it is too old. False: somebody else has it, and may yet keep it.
+create or replace function postbus._buried(p_queue int, p_tid tid, p_id bigint, p_now timestamptz)
 returns boolean
 language plpgsql
 security definer
@@ -49,15 +48,27 @@ declare
   v_m postbus.queued;
 begin
   select m.* into v_m from postbus.queued m where m.ctid = p_tid and m.id = p_id for update skip locked;
-  if found then
-    delete from postbus.queued m where m.ctid = p_tid;
-    perform postbus._lay_out(q.*, v_m, v_m.attempt,
-      case when v_m.expires_at <= p_now then 'expired' else coalesce(v_m.reason, 'lease expired') end, v_m.expires_at <= p_now)
-    from postbus.queue q where q.id = p_queue;
-    if v_m.keyed then
-      insert into postbus.key_wake (queue_id, key, due, freed) values (p_queue, v_m.key, postbus.now_(), true);
-    end if;
+  if not found then
+    return false;
   end if;
+  delete from postbus.queued m where m.ctid = p_tid;
+  perform postbus._lay_out(q.*, v_m, v_m.attempt,
+    case when v_m.expires_at <= p_now then 'expired' else coalesce(v_m.reason, 'lease expired') end, v_m.expires_at <= p_now)
+  from postbus.queue q where q.id = p_queue;
+  if v_m.keyed then
+    insert into postbus.key_wake (queue_id, key, due, freed) values (p_queue, v_m.key, postbus.now_(), true);
+  end if;
+  return true;
+end
+$$;
+
+-- The same for rows that a claim comes across, among its conditions, so that the others pay nothing for it. Always false.
+create or replace function postbus._bury(p_queue int, p_tid tid, p_id bigint, p_now timestamptz)
+returns boolean
+language plpgsql
+as $$
+begin
+  perform postbus._buried(p_queue, p_tid, p_id, p_now);
   return false;
 end
 $$;

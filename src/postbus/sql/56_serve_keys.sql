@@ -270,7 +270,9 @@ begin
       cross join lateral postbus._limits_now(p_q, u.key, p_now) l
       cross join lateral (
         select count(*) filter (where m.due > p_now) as running,
-          count(*) filter (where m.due <= p_now and m.attempt < p_q.max_attempts and (m.expires_at is null or m.expires_at > p_now)) as over
+          -- (Also one that must not go out again, but somebody has in hand: he may be extending its lease.)
+          count(*) filter (where m.due <= p_now and (m.attempt < p_q.max_attempts and (m.expires_at is null or m.expires_at > p_now)
+            or not postbus._buried(p_q.id, m.ctid, m.id, p_now))) as over
         from postbus.queued m
         where m.queue_id = p_q.id and m.key = u.key and m.keyed and m.held) h) k
     cross join lateral (

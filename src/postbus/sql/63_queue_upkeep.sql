@@ -19,7 +19,7 @@ begin
     where m.queue_id = p_q.id and m.expires_at <= p_now and (m.worker is null or m.due <= p_now)
     order by m.queue_id, m.expires_at limit p_max for update skip locked
   loop
-    perform postbus._bury(p_q.id, v_tid, v_id, p_now);
+    perform postbus._buried(p_q.id, v_tid, v_id, p_now);
     v_n := v_n + 1;
   end loop;
   return v_n;

@@ -3,7 +3,7 @@
 
 do $$
 declare
-  v_names text[] := array['_delete_messages', '_sizes', '_check_room', '_insert_messages', '_bury', '_lay_out', '_first_due', '_claim_range',
+  v_names text[] := array['_delete_messages', '_sizes', '_check_room', '_insert_messages', '_buried', '_bury', '_lay_out', '_first_due', '_claim_range',
     '_receive_levels', '_next_due', '_locked', '_ack_work', '_free_places', '_nack_work', '_release_work', '_extend_work',
     '_cancel', '_peek', '_archive', '_bury_expired'];
   v_name text;
