@@ -13,12 +13,13 @@ import psycopg
 import typer
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
 from postbus import demo as play
 from postbus.cli._connect import Dsn, chosen, with_defaults
+from postbus.cli._pipeline_run import amount, bar
 from postbus.cli._print import console, notes, table
 from postbus.demo import _lake
 from postbus.demo import _shop as shop
@@ -51,7 +52,7 @@ def demo(
             with _bars() as watch:
                 result = play.run(own, watch)
             if lake and not lacking:
-                with tempfile.TemporaryDirectory(prefix="postbus-lake-") as folder, _bar() as show:
+                with tempfile.TemporaryDirectory(prefix="postbus-lake-") as folder, bar("lake") as show:
                     found = _lake.run(conn, own, Path(folder), report.absolute(), show)
     if found is not None:
         result.checks += found.checks
@@ -90,26 +91,13 @@ def _facts(lake: _lake.Lake) -> dict[str, str]:
     return {
         "events archived in the lake": f"{lake.archived:,}",
         "rows mirrored in the lake": f"{lake.mirrored:,}",
-        "  files of both": f"{lake.files} ({lake.bytes / 1024:,.0f} KiB)",
+        "  files of both": f"{lake.files} ({amount(lake.bytes)})",
         **{
             f"  orders that are {status}, their events": f"{orders:,}, {events:,}"
             for status, (orders, events) in lake.orders.items()
         },
         "time for the lake, with the start of Spark": f"{lake.seconds:.1f} s",
     }
-
-
-@contextmanager
-def _bar() -> Iterator[_lake.Progress]:
-    """What Spark does; only on a terminal."""
-    columns = (SpinnerColumn(), TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, console=notes(), transient=True, disable=not notes().is_terminal) as bars:
-        task = bars.add_task("", total=None)
-
-        def show(done: int, total: int | None, text: str) -> None:
-            bars.update(task, completed=done, total=total, description=text)
-
-        yield show
 
 
 @contextmanager

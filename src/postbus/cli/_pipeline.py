@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from postbus.cli import _pipeline_run as common
 from postbus.cli._connect import Dsn, Json, connect, rows
+from postbus.cli._pipeline_mirror import mirror
+from postbus.cli._pipeline_report import report
 from postbus.cli._pipeline_run import Every, Follow, Format, Lake, Master, MaxEvents, Name, Table
 from postbus.cli._print import done, json_line, json_list, table
 
@@ -282,12 +282,5 @@ def _age(text: str) -> timedelta:
     return timedelta(**{units[found[2]]: float(found[1])})
 
 
-def _add_optional(name: str) -> None:
-    """A command of a module of its own."""
-    module = f"postbus.cli._pipeline_{name}"
-    if find_spec(module) is not None:
-        app.command(name)(getattr(import_module(module), name))
-
-
-for _name in ("mirror", "report"):
-    _add_optional(_name)
+app.command()(mirror)
+app.command()(report)

@@ -63,7 +63,6 @@ def run(conn: Connection, dsn: str, lake: Path, page: Path, watch: Progress) -> 
 
     result = Lake(report=page)
     begun = time.monotonic()
-    watch(0, None, "starting Spark")
     spark = session("postbus demo", memory="1g", config={"spark.sql.shuffle.partitions": "2"})
     try:
         archive("orders", lake=lake, dsn=dsn, spark=spark, progress=watch)

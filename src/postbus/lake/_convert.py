@@ -111,3 +111,20 @@ def kind_of(value: Any) -> pa.DataType | None:
     if isinstance(value, float):
         return pa.float64()
     return pa.string() if isinstance(value, str | dict | list) else None
+
+
+def converted(values: list[Any], kind: pa.DataType | None) -> tuple[pa.Array, dict[int, Any]]:
+    """A column of this type, and the values that are not in it, by their row: all, where there is no type."""
+    convert = None if kind is None else converter(kind)
+    kept: list[Any] = [None] * len(values)
+    lost: dict[int, Any] = {}
+    for at, value in enumerate(values):
+        if value is None:
+            continue
+        try:
+            if convert is None:
+                raise NoFit
+            kept[at] = convert(value)
+        except NoFit:
+            lost[at] = value
+    return pa.array(kept, kind), lost

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from postbus.errors import BadArgument
 from postbus.lake import _rewrite
-from postbus.lake._convert import NoFit, converter
+from postbus.lake._convert import converted
 from postbus.lake._files import FileWriter, LakeFile
 from postbus.lake._schema import RESCUED, conform, fits
 
@@ -78,20 +78,11 @@ def _rescue(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
         if kind is not None and fits(field.type, kind):
             columns[field.name] = column
             continue
-        convert = converter(kind) if kind is not None else None
-        kept: list[Any] = []
-        for at, value in enumerate(column.to_pylist()):
-            kept.append(None)
-            if value is None:
-                continue
-            try:
-                if convert is None:
-                    raise NoFit
-                kept[at] = convert(value)
-            except NoFit:
-                rescued[at] = {**rescued[at], field.name: value}
+        kept, lost = converted(column.to_pylist(), kind)
+        for at, value in lost.items():
+            rescued[at] = {**rescued[at], field.name: value}
         if kind is not None:
-            columns[field.name] = pa.array(kept, kind)
+            columns[field.name] = kept
     texts = [msgspec.json.encode(r).decode() if r else None for r in rescued]
     columns[RESCUED] = pa.array(texts, pa.string())
     return pa.RecordBatch.from_pydict(columns)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from postbus.lake._convert import NoFit, converter, kind_of
+from postbus.lake._convert import converted, kind_of
 from postbus.lake._schema import RESCUED, can_be_column
 
 MOST_COLUMNS = 500
@@ -53,7 +53,9 @@ class Expander:
             kind = self._kind(name, column)
             array = _fast(column, kind) if kind is not None else None
             if kind is None or array is None:
-                array = _slowly(name, column, kind, rescued)
+                array, lost = converted(column, kind)
+                for at, value in lost.items():
+                    rescued.setdefault(at, {})[name] = value
             if kind is not None:
                 arrays[name] = array
         for name, kind in self._kinds.items():
@@ -111,20 +113,3 @@ def _fast(values: list[Any], kind: pa.DataType) -> pa.Array | None:
         return pa.array(values, kind)
     except (OverflowError, pa.ArrowInvalid):  # a number beyond 64 bits
         return None
-
-
-def _slowly(
-    name: str, values: list[Any], kind: pa.DataType | None, rescued: dict[int, dict[str, Any]]
-) -> pa.Array:
-    convert = converter(kind) if kind is not None else None
-    kept: list[Any] = [None] * len(values)
-    for at, value in enumerate(values):
-        if value is None:
-            continue
-        try:
-            if convert is None:
-                raise NoFit
-            kept[at] = convert(value)
-        except NoFit:
-            rescued.setdefault(at, {})[name] = value
-    return pa.array(kept, kind)

@@ -102,11 +102,10 @@ def archive(
             "dsn": dsn,
             "subscribe": ",".join(names),
             "startingOffsets": "earliest",
+            "group": run.group,
             "maxEventsPerTrigger": str(max_events),
             "maxEventsPerPartition": str(PER_TASK),
             "failOnDataLoss": str(not skip_lost).lower(),
-            # To a position that is lost no group can be moved; after each batch we move it anyway.
-            **({} if skip_lost else {"group": run.group}),
         }
         writing = {
             "dsn": dsn,
@@ -139,9 +138,7 @@ def _start(
     try:
         events = spark.readStream.format("postbus").options(**reading).load()
         writer = events.writeStream.format("postbus").queryName(f"{KIND}-{name}").options(**writing)
-        if every is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{int(every * 1000)} milliseconds").start()
+        return _job.start(writer, every)
     except Exception as exc:
         raise _job.explained(exc) from exc
 

@@ -23,6 +23,7 @@ from postbus.spark._server import Server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = [
     "Checkpoint",
@@ -225,6 +226,13 @@ def stopping(
             signal.signal(number, handler)
     if interrupt and caught:
         raise Interrupted(caught[0])
+
+
+def start(writer: DataStreamWriter, every: float | None) -> StreamingQuery:
+    """Start a query: for what is there now, or every so many seconds for what comes."""
+    if every is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{int(every * 1000)} milliseconds").start()
 
 
 class Watch:

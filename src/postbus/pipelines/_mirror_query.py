@@ -79,9 +79,7 @@ class Changes:
         events = spark.readStream.format("postbus").options(**options).load()
         writer = events.writeStream.foreachBatch(self.batches)
         writer = writer.option("checkpointLocation", self.checkpoint.path)
-        if every is None:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=f"{int(every * 1000)} milliseconds").start()
+        return _job.start(writer, every)
 
     def _look(self, query: StreamingQuery) -> None:
         last = query.lastProgress

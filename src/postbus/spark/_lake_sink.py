@@ -24,11 +24,9 @@ from postbus.errors import BadArgument, PostbusError
 from postbus.lake import FileWriter, LakeFile, LakeTable, Layout, open_table
 from postbus.lake._expand import MOST_COLUMNS, Expander
 from postbus.lake._schema import RESCUED, conform, grown
-from postbus.spark._options import _list, _number
+from postbus.spark._options import list_of, number, sink_options
 
 _KNOWN = ("lake", "table", "lakeFormat", "partitionBy", "dsn", "expand", "maxColumns", "writer")
-_BY_LOWER = {name.lower(): name for name in _KNOWN}
-_SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 DATE, AT = "date", "at"
 
 
@@ -52,15 +50,7 @@ class Target:
 
 def parse(raw: Mapping[str, str]) -> Target:
     """The options of the lake sink."""
-    given: dict[str, str] = {}
-    for key, value in raw.items():
-        name = _BY_LOWER.get(key.lower())
-        if name is None and key.lower() not in _SPARKS_OWN:
-            raise BadArgument(
-                f"unknown option {key} of the lake sink", hint=f"Known options: {', '.join(_KNOWN)}."
-            )
-        if name is not None:
-            given[name] = value
+    given = sink_options(raw, _KNOWN, "the lake sink")
     if "table" not in given:
         raise BadArgument(
             "option table is missing", hint="Name the table of the lake: .option('table', 'events')."
@@ -75,9 +65,9 @@ def parse(raw: Mapping[str, str]) -> Target:
         table=given["table"],
         format=kind,
         dsn=given.get("dsn") or os.environ.get("POSTBUS_DSN") if kind == "iceberg" else None,
-        partition_by=_list(given, "partitionBy") or (),
+        partition_by=list_of(given, "partitionBy") or (),
         expand=given.get("expand"),
-        most_columns=_number(given, "maxColumns", 10_000) or MOST_COLUMNS,
+        most_columns=number(given, "maxColumns", 10_000) or MOST_COLUMNS,
         writer=given.get("writer") or "spark",
     )
 

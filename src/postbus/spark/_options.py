@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -47,6 +47,7 @@ _KNOWN = (
     "minPartitions", "maxEventsPerPartition", "failOnDataLoss", "group", "columns", "payloadSchema", "types",
     "keys", "pushFilters",
 )  # fmt: skip
+_SPARKS_OWN = ("path", "checkpointlocation", "queryname")  # which a sink is handed too
 _BY_LOWER = {name.lower(): name for name in _KNOWN}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|seconds?|m|min|minutes?|h|hours?)?")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
@@ -101,9 +102,7 @@ class Options:
 def parse(raw: Mapping[str, str]) -> Options:
     """Read the options that Spark hands over. Nothing is asked of the server yet."""
     given = _names(raw)
-    dsn = given.get("dsn") or os.environ.get("POSTBUS_DSN")
-    if not dsn:
-        raise BadArgument("option dsn is missing", hint="Set it, or the environment variable POSTBUS_DSN.")
+    dsn = needed_dsn(given)
     schema = parse_schema(given["payloadSchema"]) if "payloadSchema" in given else None
     starting = _positions(given, "startingOffsets", "startingTimestamp")
     return Options(
@@ -113,20 +112,41 @@ def parse(raw: Mapping[str, str]) -> Options:
         pattern=_pattern(given),
         starting=starting,
         ending=_positions(given, "endingOffsets", "endingTimestamp") or "latest",
-        max_per_trigger=_number(given, "maxEventsPerTrigger"),
+        max_per_trigger=number(given, "maxEventsPerTrigger"),
         min_per_trigger=_min_per_trigger(given),
         max_delay=_duration(given, "maxTriggerDelay", 15 * 60.0),
-        min_partitions=_number(given, "minPartitions", 100_000) or 1,
-        max_per_partition=_number(given, "maxEventsPerPartition") or 200_000,
+        min_partitions=number(given, "minPartitions", 100_000) or 1,
+        max_per_partition=number(given, "maxEventsPerPartition") or 200_000,
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         group=given.get("group"),
         columns=_columns(given, schema),
         payload_schema=schema,
-        types=_list(given, "types"),
-        keys=_list(given, "keys"),
+        types=list_of(given, "types"),
+        keys=list_of(given, "keys"),
         push_filters=_flag(given, "pushFilters", False),
         given=frozenset(given),
     )
+
+
+def needed_dsn(given: Mapping[str, str]) -> str:
+    """The option dsn, or what stands in for it."""
+    dsn = given.get("dsn") or os.environ.get("POSTBUS_DSN")
+    if not dsn:
+        raise BadArgument("option dsn is missing", hint="Set it, or the environment variable POSTBUS_DSN.")
+    return dsn
+
+
+def sink_options(raw: Mapping[str, str], known: Sequence[str], what: str) -> dict[str, str]:
+    """The options of a sink by their names, without those that are Spark's own."""
+    by_lower = {name.lower(): name for name in known}
+    given: dict[str, str] = {}
+    for key, value in raw.items():
+        name = by_lower.get(key.lower())
+        if name is None and key.lower() not in _SPARKS_OWN:
+            raise BadArgument(f"unknown option {key} of {what}", hint=f"Known options: {', '.join(known)}.")
+        if name is not None:
+            given[name] = value
+    return given
 
 
 def _names(raw: Mapping[str, str]) -> dict[str, str]:
@@ -155,7 +175,7 @@ def _names(raw: Mapping[str, str]) -> dict[str, str]:
 
 
 def _subscribe(given: Mapping[str, str]) -> tuple[str, ...]:
-    names = _list(given, "subscribe") or ()
+    names = list_of(given, "subscribe") or ()
     if not names and "subscribePattern" not in given:
         raise BadArgument(
             "no stream is named",
@@ -176,7 +196,7 @@ def _pattern(given: Mapping[str, str]) -> str | None:
     return pattern
 
 
-def _list(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
+def list_of(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
     """A list as a, b, c or as a JSON array, for values with commas in them."""
     if name not in given:
         return None
@@ -232,7 +252,8 @@ def _positions(given: Mapping[str, str], offsets: str, timestamp: str) -> Positi
     return value
 
 
-def _number(given: Mapping[str, str], name: str, most: int = 2**62) -> int | None:
+def number(given: Mapping[str, str], name: str, most: int = 2**62) -> int | None:
+    """A whole number from 1 on; none where the option was left out."""
     if name not in given:
         return None
     text = given[name].strip()
@@ -243,7 +264,7 @@ def _number(given: Mapping[str, str], name: str, most: int = 2**62) -> int | Non
 
 
 def _min_per_trigger(given: Mapping[str, str]) -> int | None:
-    least, most = _number(given, "minEventsPerTrigger"), _number(given, "maxEventsPerTrigger")
+    least, most = number(given, "minEventsPerTrigger"), number(given, "maxEventsPerTrigger")
     if least is not None and most is not None and least > most:
         raise BadArgument(
             f"option minEventsPerTrigger ({least}) is larger than maxEventsPerTrigger ({most})",
@@ -275,7 +296,7 @@ def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
 
 def _columns(given: Mapping[str, str], schema: StructType | None) -> tuple[str, ...]:
     known = [*COLUMNS, *([DATA] if schema is not None else [])]
-    chosen = _list(given, "columns")
+    chosen = list_of(given, "columns")
     if chosen is None:
         return tuple(known)
     check: Callable[[str], bool] = known.__contains__

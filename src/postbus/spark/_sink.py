@@ -7,7 +7,6 @@ again is recognised.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from pyspark.sql.types import BinaryType, MapType, StringType, StructType
 
 from postbus.errors import BadArgument, NotFound, PostbusError, translated
 from postbus.spark import _rows
+from postbus.spark._options import needed_dsn, sink_options
 from postbus.spark._server import GONE, Server, safe
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _KNOWN = ("dsn", "stream", "queue", "priority", "delay", "ttl")
-_BY_LOWER = {name.lower(): name for name in _KNOWN}
 _COLUMNS = ("type", "key", "payload", "blob", "headers")
 
 
@@ -43,22 +42,22 @@ class Target:
 
     def check(self) -> None:
         """Is it there? Asked before the job starts, and again before each commit, so it is cheap."""
-        server = Server(self.dsn)
-        server.check()
-        if not server.value(
-            "select bool_and(has_function_privilege(p.oid, 'execute')) from pg_proc p"
-            " where p.pronamespace = 'postbus'::regnamespace and p.proname in ('stage', 'commit_staged')"
-        ):
-            raise PostbusError(
-                f"the user of option dsn ({safe(self.dsn)}) may not publish",
-                hint="Grant it: grant postbus_writer to the user.",
-            )
         option, name, look = (
             ("stream", self.stream, "select postbus.position(%s, 'earliest')")
             if self.stream is not None
             else ("queue", self.queue, "select postbus.next_due(%s)")
         )
+        server = Server(self.dsn)
         try:
+            server.check()
+            if not server.value(
+                "select bool_and(has_function_privilege(p.oid, 'execute')) from pg_proc p"
+                " where p.pronamespace = 'postbus'::regnamespace and p.proname in ('stage', 'commit_staged')"
+            ):
+                raise PostbusError(
+                    f"the user of option dsn ({safe(self.dsn)}) may not publish",
+                    hint="Grant it: grant postbus_writer to the user.",
+                )
             server.rows(look, name)
             for option, text in (("delay", self.delay), ("ttl", self.ttl)):  # noqa: B007 - for the message
                 server.rows("select %s::interval", text)
@@ -72,18 +71,8 @@ class Target:
 
 def parse(raw: Mapping[str, str]) -> Target:
     """The options of the sink."""
-    given: dict[str, str] = {}
-    for key, value in raw.items():
-        name = _BY_LOWER.get(key.lower())
-        if name is None and key.lower() not in ("path", "checkpointlocation", "queryname"):
-            raise BadArgument(
-                f"unknown option {key} of the sink", hint=f"Known options: {', '.join(_KNOWN)}."
-            )
-        if name is not None:
-            given[name] = value
-    dsn = given.get("dsn") or os.environ.get("POSTBUS_DSN")
-    if not dsn:
-        raise BadArgument("option dsn is missing", hint="Set it, or the environment variable POSTBUS_DSN.")
+    given = sink_options(raw, _KNOWN, "the sink")
+    dsn = needed_dsn(given)
     if ("stream" in given) == ("queue" in given):
         raise BadArgument(
             "a sink writes to one stream or one queue",

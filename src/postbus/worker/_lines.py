@@ -65,11 +65,7 @@ class Lines:
 
     def enter(self, m: AsyncDelivery[Any]) -> Item | None:
         """A message has come; returns it if it may begin now."""
-        line: Hashable | None = None
-        if self._ordering == "stream":
-            line = ""
-        elif self._ordering == "key":
-            line = m.key
+        line = self._line_of(m)
         if line is not None:
             behind = self._behind.get(line)
             if behind is not None:
@@ -80,7 +76,7 @@ class Lines:
 
     def passes(self, m: AsyncDelivery[Any], part: Part) -> bool:
         """Whether a message may begin now and stands in no line. It leaves with the line None."""
-        if part.free <= 0 or (self._ordering != "none" and (self._ordering == "stream" or m.key is not None)):
+        if part.free <= 0 or self._line_of(m) is not None:
             return False
         part.free -= 1
         return True
@@ -114,6 +110,11 @@ class Lines:
             found += [item.m.receipt for item in part.waiting]
             part.waiting.clear()
         return found
+
+    def _line_of(self, m: AsyncDelivery[Any]) -> Hashable | None:
+        if self._ordering == "key":
+            return m.key
+        return "" if self._ordering == "stream" else None
 
     def _admit(self, m: AsyncDelivery[Any], line: Hashable | None) -> Item | None:
         part = self._part_of(m.type)

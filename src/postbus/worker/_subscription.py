@@ -197,22 +197,18 @@ class Subscription:
                     if done is not None:
                         consumer.settle(done)
                         done = None
-                    await self._go_on(consumer, lines, following)
+                    await self._follow(consumer, lines, following)
                 continue
             item = lines.enter(m)
             if item is not None:
-                await self._follow(consumer, lines, item)
+                await self._follow(consumer, lines, [item])
 
-    async def _follow(self, consumer: AsyncConsumer[Any], lines: Lines, item: Item) -> None:
-        """Handle a message, and then what may begin because it is done."""
-        await self._go_on(consumer, lines, [item])
-
-    async def _go_on(self, consumer: AsyncConsumer[Any], lines: Lines, items: list[Item]) -> None:
-        """Handle these, the first of them here."""
+    async def _follow(self, consumer: AsyncConsumer[Any], lines: Lines, items: list[Item]) -> None:
+        """Handle messages, the first of them here, and then what may begin because it is done."""
         while items:
             item = items[0]
             for each in items[1:]:
-                self._spawn(self._follow(consumer, lines, each))
+                self._spawn(self._follow(consumer, lines, [each]))
             try:
                 await self._begin(consumer, item)
             except BaseException:
