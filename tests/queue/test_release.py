@@ -141,14 +141,15 @@ def test_not_behind_the_mark(db: Database, levels: int) -> None:
     bus.wait(5)
     s.send_many(2)
     first = s.receive(2)
-    # As claims do that have walked far: the head is in ms, and the whole range is to be read in an hour.
+    # As claims do that have walked far: the head is in ms, and the whole range is to be read in five seconds.
     mark = bus.now - timedelta(seconds=1)
     if levels == 1:
         s.rows(
-            "select setval(head, (extract(epoch from %s::timestamptz) * 1000)::bigint) from postbus.queue",
+            "select setval(head, ((extract(epoch from %s::timestamptz) * 1000)::bigint << 20)"
+            " | postbus._next_scan(1)) from postbus.queue",
             mark,
         )
-        s.rows("select set_config('postbus.scan_' || id, '4e9:1', false) from postbus.queue")
+        s.rows("select set_config('postbus.scan_' || id, '1', false) from postbus.queue")
     else:
         s.rows("select postbus._set_bits(register, 1024, 0) from postbus.queue")
         s.rows(

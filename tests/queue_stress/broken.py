@@ -74,3 +74,20 @@ def gate_before_the_wakes(c: Connection) -> None:
 def levels_before_the_wakes(c: Connection) -> None:
     """The priorities in use are read first, then the wakes are folded."""
     rewrite(c, KEYS, (LEVELS, ""), (TURN, LEVELS + WAIT + TURN))
+
+
+LOOK = "select x.ctid as tid from postbus.queued x\n    where "
+TOUCHED = "x.xmax = 0 or v_any or"
+
+
+def gate_in_the_claim(c: Connection) -> None:
+    """Not broken, only slow: sessions that say so wait for a test when their claim has begun to look."""
+    asked = "current_setting('test.gate', true) is distinct from 'on'"
+    gate = f"({asked} or (select pg_advisory_xact_lock({GATE}) is not null)) and "
+    rewrite(c, RECEIVE, (LOOK, LOOK + gate), (TOUCHED, "x.xmax = 0 or"))
+
+
+def claims_lock_what_others_took(c: Connection) -> None:
+    """A claim does not look who has touched a message, only whether it can lock it."""
+    gate_in_the_claim(c)
+    rewrite(c, RECEIVE, ("x.xmax = 0 or", "true or"))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.conftest import Database
@@ -87,6 +88,44 @@ def test_priorities_are_read_after_the_wakes(db: Database) -> None:
 
 def test_priorities_read_before_the_wakes_leave_a_message_behind(db: Database) -> None:
     assert new_priority_during_a_claim(db, broken.levels_before_the_wakes) == []
+
+
+def ack_during_a_claim(db: Database, patch: Patch) -> list[Any]:
+    """A claim has begun to look; another takes the first message and acks it. Does the ack wait?"""
+    c = db.connect()
+    c.execute("select postbus.create_queue('q')")
+    patch(c)
+    c.execute("select postbus.send_batch('q', array['first', 'second'])")
+    slow = db.connect(autocommit=False)
+    slow.execute("set test.gate = 'on'")
+    gate = db.connect(autocommit=False)
+    gate.execute("select pg_advisory_xact_lock(%s)", [broken.GATE])
+    got: list[Any] = []
+    claim = threading.Thread(
+        target=lambda: got.extend(slow.execute("select payload from postbus.receive('q', 1)").fetchall())
+    )
+    claim.start()
+    try:
+        wait_until_blocked(c, slow)
+        receipt = value(c, "select receipt from postbus.receive('q', 1)")
+    finally:
+        gate.commit()
+        claim.join()
+    assert got == [("second",)]
+    c.execute("set lock_timeout = '500 ms'")
+    try:
+        return [value(c, "select postbus.ack(%s::text)", receipt)]
+    finally:
+        slow.rollback()
+
+
+def test_an_ack_does_not_wait_for_claims(db: Database) -> None:
+    assert ack_during_a_claim(db, broken.gate_in_the_claim) == [1]
+
+
+def test_claims_that_lock_what_others_took_hold_their_acks_up(db: Database) -> None:
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        ack_during_a_claim(db, broken.claims_lock_what_others_took)
 
 
 def workers_die(db: Database, *patches: Patch) -> list[int]:

@@ -58,9 +58,38 @@ begin
 end
 $$;
 
--- Then for queues with one priority, which most are, with less to write: the head is a sequence, and each session
--- remembers when it is to read the whole range again. It is in use whenever there are many pages of finished messages at
--- the old end, also without an old snapshot, between two vacuums; then the whole range is soon read again.
+-- Then for queues with one priority, which most are, with less to write: the head is a sequence, (where to begin, in ms)
+-- << 20 | (when the whole range is next to be read, in 1/100 s). It is in use whenever there are many pages of finished
+-- messages at the old end, also without an old snapshot, between two vacuums; then the whole range is soon read again: by
+-- one session for all of them, or it would be read the more often the more there are.
+create or replace function postbus._head_time(p_head bigint)
+returns timestamptz
+language sql
+immutable
+parallel safe
+begin atomic
+  select to_timestamp((p_head >> 20) / 1000.0);
+end;
+
+-- The other half: the next read of the whole range, after one that took so many seconds. It costs at most a fifth of a
+-- session's time, all sessions together.
+create or replace function postbus._next_scan(p_took float8)
+returns bigint
+language sql
+volatile
+begin atomic
+  select ceil((date_part('epoch', clock_timestamp()) + least(5, greatest(0.05, 5 * p_took))) * 100)::bigint & 1048575;
+end;
+
+-- How long a read of the whole range took, when this session last did one.
+create or replace function postbus._scan_took(p_queue int)
+returns float8
+language sql
+stable
+begin atomic
+  select coalesce(nullif(current_setting('postbus.scan_' || p_queue, true), '')::float8, 0);
+end;
+
 create or replace function postbus._begin_at(p_queue int, p_head bigint)
 returns timestamptz
 language plpgsql
@@ -68,24 +97,15 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_scan text[] := string_to_array(nullif(current_setting('postbus.scan_' || p_queue, true), ''), ':');
-  v_over float8 := date_part('epoch', clock_timestamp()) - coalesce(v_scan[1]::float8, 0);  -- seconds since it was due
+  v_ahead bigint := (p_head - floor(date_part('epoch', clock_timestamp()) * 100)::bigint) & 1048575;
 begin
-  -- Where it takes long, one session at a time; its lock lasts as long as its transaction, so nobody relies on it for ever.
-  if v_over > 0 and (v_scan[2]::float8 < 0.005 or v_over > 10 and v_scan is not null or pg_try_advisory_xact_lock(1886351994, p_queue)) then
-    return '-infinity';
+  -- Times go round in three hours: one that is far ahead is long past.
+  if v_ahead between 1 and 1000 then
+    return postbus._head_time(p_head);
   end if;
-  return to_timestamp(p_head / 1000.0);
+  perform setval(q.head, (p_head >> 20 << 20) | postbus._next_scan(postbus._scan_took(p_queue))) from postbus.queue q where q.id = p_queue;
+  return '-infinity';
 end
-$$;
-
-create or replace function postbus._scan_is_short(p_queue int)
-returns boolean
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $$
-  select coalesce(nullif(split_part(current_setting('postbus.scan_' || p_queue, true), ':', 2), '')::float8, 0) < 0.005
 $$;
 
 -- Where does what matters begin? p_now is when the claim began that asks.
@@ -101,12 +121,13 @@ declare
   v_took float8 := date_part('epoch', clock_timestamp() - v_began);
 begin
   if p_from = '-infinity' then
-    -- When to read it all again, and how long that takes.
-    perform set_config('postbus.scan_' || p_queue, date_part('epoch', clock_timestamp()) + greatest(0.05, 20 * v_took) || ':' || v_took, false);
+    perform set_config('postbus.scan_' || p_queue, v_took::text, false);
   end if;
   -- A descent to the leaf is three or four pages.
   if v_probe.pages > (case when p_head > 0 then 6 else 20 end) then
-    perform setval(q.head, (date_part('epoch', coalesce(v_probe.first, p_now)) * 1000)::bigint - 1) from postbus.queue q where q.id = p_queue;
+    perform setval(q.head, ((date_part('epoch', coalesce(v_probe.first, p_now)) * 1000)::bigint - 1 << 20)
+      | case when p_from = '-infinity' then postbus._next_scan(v_took) else pg_sequence_last_value(q.head) & 1048575 end)
+    from postbus.queue q where q.id = p_queue;
   elsif p_from = '-infinity' and p_head > 0 and v_probe.pages <= 10 then
     perform setval(q.head, 0) from postbus.queue q where q.id = p_queue;
   end if;

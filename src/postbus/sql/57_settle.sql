@@ -181,7 +181,7 @@ begin
   update postbus.queued m set claim = m.claim + 1, attempt = m.attempt - 1, worker = null, held = m.keyed, tracked = false,
     -- Not behind where claims begin to read: there it would be found late.
     due = case when pg_sequence_last_value(q.register) & 1024 <> 0 then v_now
-      else least(v_now, greatest(m.created_at, to_timestamp(pg_sequence_last_value(q.head) / 1000.0))) end
+      else least(v_now, greatest(m.created_at, postbus._head_time(pg_sequence_last_value(q.head)))) end
   from unnest(v_tids) t (tid), postbus.queue q where m.ctid = t.tid and q.id = m.queue_id;
   perform postbus._free_places(v_rows);
   perform postbus._wake(q.notify, q.name, q.register, pg_sequence_last_value(q.register))

@@ -42,7 +42,7 @@ begin
   -- Claims begin where the marks say (55_marks), and so do we: behind them are the entries of finished messages.
   v_from := array(
     select coalesce(
-      case when v_head > 0 then to_timestamp(v_head / 1000.0) end,
+      case when v_head > 0 then postbus._head_time(v_head) end,
       case when v_bits & 1024 <> 0 then (
         select k.due from postbus.mark k where k.queue_id = p_q.id and k.level = l
         order by k.queue_id desc, k.level desc, k.n desc limit 1) end,
