@@ -20,13 +20,14 @@ body { background: var(--back); color: var(--text); font: 15px/1.45 system-ui, s
   max-width: 64rem; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; } p.soft, figcaption, dt { color: var(--soft); }
 dl { display: flex; flex-wrap: wrap; gap: .5rem 2.5rem; } dd { font-size: 1.6rem; margin: 0; }
-figure { margin: 1rem 0; } svg { display: block; height: auto; width: 100%; }
+figure { margin: 1rem 0; } svg { display: block; height: auto; min-width: 40rem; width: 100%; }
 ul.legend { display: flex; flex-wrap: wrap; gap: 0 1.2rem; list-style: none; margin: 0; padding: 0; }
 ul.legend span { border-radius: 2px; display: inline-block; height: .7em; margin-right: .4em; width: .7em; }
 div.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid var(--rule); padding: .2rem .6rem; text-align: left; vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.name { overflow-wrap: anywhere; }
+td.name { min-width: 8em; overflow-wrap: anywhere; } td.name:last-child { min-width: 14em; }
+time, span.share { white-space: nowrap; }
 span.bar { background: #3b7dd8; display: inline-block; height: .7em; margin-right: .5em; }
 """
 
@@ -37,12 +38,12 @@ def figure(plot: Plot, caption: str) -> str:
         f'<li><span style="background:{colour}"></span>{name_of(name)}</li>' for colour, name in plot.legend
     )
     legend = f'<ul class="legend">{entries}</ul>' if len(plot.legend) > 1 else ""
-    only = f" {name_of(plot.legend[0][1])}." if len(plot.legend) == 1 else ""
-    return f"<figure>{plot.svg}{legend}<figcaption>{caption}{only}</figcaption></figure>"
+    only = f" All of {name_of(plot.legend[0][1])}." if len(plot.legend) == 1 else ""
+    return f"<figure>{_wide('plot', plot.svg)}{legend}<figcaption>{caption}{only}</figcaption></figure>"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> str:
-    """A table; cells are HTML."""
+def table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int]) -> str:
+    """A table; cells are HTML, and those of the columns `numbers` are numbers."""
     right = set(numbers)
     kind = [' class="number"' if i in right else ' class="name"' for i in range(len(heads))]
     top = "".join(f'<th scope="col"{kind[i] if i in right else ""}>{h}</th>' for i, h in enumerate(heads))
@@ -54,10 +55,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable
         else:
             left_out += 1
     more = f'<p class="soft">And {left_out:,} more.</p>' if left_out else ""
-    return (
-        f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{chr(10).join(lines)}\n'
-        f"</tbody></table></div>{more}"
-    )
+    whole = f"<table><thead><tr>{top}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table>"
+    return f"{_wide(label, whole)}{more}"
+
+
+def _wide(label: str, content: str) -> str:
+    """What scrolls sideways where the window is narrow, with the arrow keys too."""
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{label}">{content}</div>'
 
 
 def name_of(text: str) -> str:
@@ -74,12 +78,17 @@ def number(value: int | None) -> str:
 
 def share(part: float) -> str:
     """A part of a whole, as a bar."""
-    return f'<span class="bar" style="width:{part * 70:.1f}%"></span>{part:.1%}'
+    return f'<span class="share"><span class="bar" style="width:{part * 10:.2f}em"></span>{part:.1%}</span>'
 
 
 def stamp(at: datetime) -> str:
     """A time."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def when(at: datetime) -> str:
+    """A time as HTML, on one line."""
+    return f'<time datetime="{stamp(at)}Z">{stamp(at)}</time>'
 
 
 def span(seconds: float) -> str:

@@ -9,7 +9,18 @@ from html import escape
 
 from postbus.pipelines import _report_plots as plots
 from postbus.pipelines._report_figures import ALL, BUCKET, LENGTH_NAMES, Figures, Rows
-from postbus.pipelines._report_html import STYLE, figure, name_of, number, pace, share, span, stamp, table
+from postbus.pipelines._report_html import (
+    STYLE,
+    figure,
+    name_of,
+    number,
+    pace,
+    share,
+    span,
+    stamp,
+    table,
+    when,
+)
 
 SERIES = 7  # lines of a plot; the rest is one more
 QUEUES = 6  # plots of latency
@@ -38,7 +49,8 @@ def page(found: Figures, about: About) -> str:
         # Should a name slip through unescaped, it still could not run or fetch anything.
         '<meta http-equiv="Content-Security-Policy"'
         " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>Postbus report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>Postbus report</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -56,15 +68,11 @@ def _parts(found: Figures, about: About) -> Iterator[str]:
 def _head(found: Figures, about: About) -> str:
     since, until = about.since or found.first, about.until or found.last
     period = f"{stamp(since)} to {stamp(until)}" if since and until else "nothing was found"
-    finished, dead = found.total("finished"), found.total("dead_letters")
-    tiles = {
-        "events": f"{found.events:,}",
-        "streams with events": f"{len(found.streams):,}",
-        "messages finished": f"{finished:,}",
-        "retries": f"{found.total('retries'):,}",
-        "dead letters": f"{dead:,}",
-    }
-    shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in tiles.items())
+    tiles = {"events": found.events, "streams with events": len(found.streams)}
+    if any(row["finished"] is not None for row in found.errors):  # else no queue keeps what it has finished
+        tiles |= {"messages finished": found.total("finished"), "retries": found.total("retries")}
+    tiles["dead letters"] = found.total("dead_letters")
+    shown = "".join(f"<div><dt>{name}</dt><dd>{value:,}</dd></div>" for name, value in tiles.items())
     return (
         f'<h1>Postbus report</h1>\n<p class="soft">{period}. All times are UTC; one bucket is'
         f" {span(found.width)}. From {escape(about.sources)}. Made {stamp(about.made_at)} by run {about.run}"
@@ -87,11 +95,12 @@ def _streams(found: Figures, numbers: Iterator[int]) -> Iterator[str]:
         return
     seconds = {row["stream"]: max((row["last"] - row["first"]).total_seconds(), 1) for row in found.streams}
     yield table(
+        "streams",
         ("stream", "events", "on average", "first", "last"),
         (
             (
                 name_of(row["stream"]), f"{row['events']:,}",
-                pace(row["events"] / seconds[row["stream"]]), stamp(row["first"]), stamp(row["last"]),
+                pace(row["events"] / seconds[row["stream"]]), when(row["first"]), when(row["last"]),
             )
             for row in sorted(found.streams, key=lambda row: -row["events"])
         ),
@@ -103,6 +112,7 @@ def _tops(found: Figures) -> Iterator[str]:
     if found.types:
         yield "<h2>Types</h2>"
         yield table(
+            "types",
             ("stream", "type", "events", "of the stream's events"),
             (
                 (name_of(row["stream"]), name_of(row["type"]), f"{row['events']:,}", share(row["share"]))
@@ -113,6 +123,7 @@ def _tops(found: Figures) -> Iterator[str]:
     if found.keys:
         yield "<h2>Keys</h2>"
         yield table(
+            "keys",
             ("stream", "key", "events", "sessions", "of the stream's events with a key"),
             (
                 (
@@ -151,6 +162,7 @@ def _sessions(found: Figures, about: About, numbers: Iterator[int]) -> Iterator[
         "longest",
     )
     yield table(
+        "sessions",
         heads,
         (
             (
@@ -192,7 +204,7 @@ def _latency(found: Figures, numbers: Iterator[int]) -> Iterator[str]:
         )
         for row in whole
     )  # fmt: skip
-    yield table(heads, cells, numbers=range(3, 8)) if whole else "<p>Nothing is known.</p>"
+    yield table("latency", heads, cells, numbers=range(3, 8)) if whole else "<p>Nothing is known.</p>"
 
 
 def _errors(found: Figures, numbers: Iterator[int]) -> Iterator[str]:
@@ -225,6 +237,7 @@ def _errors(found: Figures, numbers: Iterator[int]) -> Iterator[str]:
         "most often",
     )
     yield table(
+        "errors",
         heads,
         (
             (
@@ -243,6 +256,7 @@ def _groups(about: About) -> Iterator[str]:
         yield "<h2>Groups now</h2>"
         heads = ("stream", "group", "pending", "behind", "out with workers", "waiting")
         yield table(
+            "groups",
             heads,
             (
                 (

@@ -7,6 +7,7 @@ are in the legend, which is HTML. Colours of text and lines are the page's, ligh
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Readable on white and on black.
-COLOURS = ("#3b7dd8", "#d9822b", "#2f9e6e", "#c2417c", "#8a63d2", "#8d8d30", "#2a9db0", "#888888")
+COLOURS = ("#3b7dd8", "#cf7a24", "#2f9e6e", "#c2417c", "#8a63d2", "#8d8d30", "#2a9db0", "#888888")
 _TEXT, _RULE = "#010203", "#040506"  # stand for the colours of the page
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -43,6 +44,12 @@ _SETTINGS = {
 }
 
 MOST_BARS = 300  # beyond that, a line says the same in less space
+FEWEST = 5  # buckets that an axis is long: left alone, that of a single one spans years
+
+# Labels of an axis of time by what its ticks are: years, months, days, hours, minutes, seconds.
+_TICKS = ["%Y", "%b", "%d", "%H:%M", "%H:%M", "%H:%M:%S"]
+_FIRST_TICKS = ["", "%Y", "%b", "%b %d", "%H:%M", "%H:%M:%S"]  # of a year, a month, a day, an hour, a minute
+_CORNER = ["", "%Y", "%Y-%m", "%Y-%m-%d", "%Y-%m-%d", "%Y-%m-%d"]
 
 Points = Sequence[tuple[datetime, float]]
 
@@ -65,7 +72,9 @@ def over_time(
     bars: bool = False,
     whole: bool = True,
 ) -> Plot:
-    """Lines or stacked bars over buckets of so many seconds; where there is no bucket there was nothing.
+    """Lines or stacked bars over buckets of so many seconds.
+
+    Where there is no bucket there was nothing: counts are zero there, other values are not known.
 
     Args:
         series: points by name, in the order of time.
@@ -91,32 +100,55 @@ def over_time(
                 )
                 below.update({at: bottom + v for (at, v), bottom in zip(points, bottoms, strict=True)})
             else:
-                filled = _with_zeros(points, step)
+                filled = _filled(points, step, 0.0 if whole else math.nan)
+                dots = _dots([v for _, v in filled])
                 axes.plot(
                     [at + step / 2 for at, _ in filled],
                     [v for _, v in filled],
                     color=colour,
                     linewidth=1.5,
-                    marker="o" if len(filled) <= 5 else "",
+                    marker="o" if dots else "",
                     markersize=3,
+                    markevery=dots or None,
                 )
+        axes.set_xlim(*_ends(series, step))
         locator = dates.AutoDateLocator(tz=UTC, minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
-        formatter = dates.ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+        formatter = dates.ConciseDateFormatter(  # type: ignore[no-untyped-call]
+            locator, tz=UTC, formats=_TICKS, zero_formats=_FIRST_TICKS, offset_formats=_CORNER
+        )
         axes.xaxis.set_major_formatter(formatter)
         _label(axes, axis, whole)
         svg = _svg(figure, number, title)
     return Plot(svg, tuple(zip(COLOURS, series, strict=False)))
 
 
-def _with_zeros(points: Points, step: timedelta) -> list[tuple[datetime, float]]:
-    """Points at zero on both sides of a gap are enough for a line."""
+def _ends(series: Mapping[str, Points], step: timedelta) -> tuple[datetime, datetime]:
+    """The first and the last moment of the axis: whole buckets, and not too few."""
+    first = min(points[0][0] for points in series.values())
+    last = max(points[-1][0] for points in series.values()) + step
+    room = max(FEWEST * step - (last - first), timedelta()) / 2
+    return first - room, last + room
+
+
+def _filled(points: Points, step: timedelta, nothing: float) -> list[tuple[datetime, float]]:
+    """Points at nothing on both sides of a gap are enough for a line."""
     there = dict(points)
     for at, _ in points:
         for neighbour in (at - step, at + step):
-            there.setdefault(neighbour, 0.0)
+            there.setdefault(neighbour, nothing)
     first, last = points[0][0], points[-1][0]
     return sorted((at, v) for at, v in there.items() if first <= at <= last)
+
+
+def _dots(values: Sequence[float]) -> list[int]:
+    """Which points a line does not show well: all of a few, and those between two gaps."""
+    around = [math.nan, *values, math.nan]
+    return [
+        i for i, value in enumerate(values)
+        if not math.isnan(value)
+        and (len(values) <= 5 or (math.isnan(around[i]) and math.isnan(around[i + 2])))
+    ]  # fmt: skip
 
 
 def classes(values: Mapping[str, int], *, number: int, title: str, axis: str) -> Plot:
