@@ -49,7 +49,10 @@ def set_up(conn: Connection) -> None:
     conn.execute("select postbus.create_stream('orders', '{\"lanes\": 4}')")
     conn.execute("select postbus.create_stream('order_changes', '{\"lanes\": 4}')")
     conn.execute("select postbus.capture('orders'::regclass, 'order_changes')")
-    conn.execute("select postbus.create_queue('emails', %s::jsonb)", (f'{{"lease": {LEASE}}}',))
+    # What was sent is kept, so that the report knows how long it took.
+    conn.execute(
+        "select postbus.create_queue('emails', %s::jsonb)", (f'{{"lease": {LEASE}, "on_ack": "archive"}}',)
+    )
     # One e-mail at a time to each customer, in order.
     conn.execute("select postbus.set_key_policy('emails', concurrency => 1)")
     options = f'"lease": {LEASE}, "max_attempts": {ATTEMPTS}, "backoff": 0.05'
