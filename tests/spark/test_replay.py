@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 from postbus.errors import BadArgument, NotFound
 from postbus.lake import open_table
 from postbus.pipelines import Run, archive, replay
+from tests.spark.cluster import until
 from tests.spark.lake import Bench
 from tests.spark.test_archive import command, failing, reach
 from tests.stress.sessions import value
@@ -147,7 +148,8 @@ def test_killed(bench: Bench, lake: Path) -> None:
     given = ("replay", "--lake", str(lake), "--to-stream", "again", "--name", "r")
     with command(bench, *given, "--rate", "8", "--batch", "2") as process:
         reach(bench, process.poll, 6, of="r")
-    assert value(bench.c, "select state from postbus.pipeline_stats() where pipeline = 'r'") == "abandoned"
+    state = "select state from postbus.pipeline_stats() where pipeline = 'r'"
+    until(lambda: value(bench.c, state) == "abandoned", "the server has noticed")
     sent = len(there(bench))
     assert 6 <= sent < 54
     run(bench, lake, name="r")

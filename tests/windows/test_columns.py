@@ -21,7 +21,7 @@ pa = pytest.importorskip("pyarrow")
 ALL = ["id", "tick", "lane", "type", "key", "payload", "blob", "headers", "at"]
 
 
-def table(c: Connection, part: str, chunk: int = 4096, **more: Any) -> Any:
+def table(c: Connection, part: str, chunk: int = 4096, size: int = 2**19, **more: Any) -> Any:
     """As the Spark source reads it."""
     from postbus.spark import _columns
 
@@ -31,8 +31,9 @@ def table(c: Connection, part: str, chunk: int = 4096, **more: Any) -> Any:
         {"part": part, "chunk": chunk, **more},
         binary=True,
     )
-    names = [d.name for d in cur.description or []]
-    return _columns.table(names, cur.fetchall(), more.get("columns", ALL))
+    wanted = more.get("columns", ALL)
+    found = list(_columns.tables(cur, wanted, size))
+    return pa.concat_tables(found) if found else pa.table({name: [] for name in wanted})
 
 
 def rows(c: Connection, part: str, more: str = "") -> list[tuple[Any, ...]]:
@@ -71,8 +72,8 @@ def test_every_value(bus: Bus, s: Session, lanes: int) -> None:
         for part, _ in plan(s.conn, since, to, 2):
             expected = rows(s.conn, part)
             total += len(expected)
-            for chunk in (1, 2, 4096):
-                assert tuples(table(s.conn, part, chunk)) == expected
+            for chunk, size in ((1, 0), (1, 2**19), (2, 100), (4096, 0)):
+                assert tuples(table(s.conn, part, chunk, size)) == expected
             assert table(s.conn, part, columns=["payload"]).column_names == ["payload"]
             assert tuples(table(s.conn, part, types=["blob", "typed"], keys=["key ü"])) == rows(
                 s.conn, part, ", types => '{blob,typed}', keys => '{key ü}'"

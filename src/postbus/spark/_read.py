@@ -7,11 +7,12 @@ a lost connection costs a slice.
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from pyspark.sql.datasource import InputPartition
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FIRST_SLICE, LARGEST_SLICE = 200, 100_000  # ids
-CHUNK = 4_000  # ids of a largest slice that the server puts together
+CHUNK = 8_000  # ids of a largest slice that the server puts together
+BATCH = 2**19  # bytes that are worth an Arrow batch
 FULL = 16 * 2**20  # bytes that a slice should not exceed by much
 TRIES = 8
 LOST = "PB005"
@@ -35,6 +37,16 @@ TOO_LARGE = (psycopg.errors.ProgramLimitExceeded, psycopg.errors.OutOfMemory)  #
 
 # One connection per process and server, kept: workers are used again.
 _servers: dict[str, Server] = {}
+
+
+def _server(dsn: str) -> Server:
+    if not _servers:
+        # The process begins to work. Spark collects garbage after every task: what is there now need not be
+        # looked through again. And of freed memory the C library keeps twice the largest block that it has
+        # seen: slices then find theirs again.
+        gc.freeze()
+        bytearray(FULL)
+    return _servers.setdefault(dsn, Server(dsn))
 
 
 @dataclass
@@ -65,17 +77,17 @@ class Task:
 
         schema = to_arrow_schema(self.schema, timezone="UTC")
         for stream, text, _ in part.parts:
-            for table in self._slices(stream, text):
+            for table in self._tables(stream, text):
                 full = self._complete(table, stream)
                 yield from full.select(schema.names).cast(schema).combine_chunks().to_batches()
 
-    def _slices(self, stream: str, text: str) -> Iterator[pa.Table]:
+    def _tables(self, stream: str, text: str) -> Iterator[pa.Table]:
         part = json.loads(text)
         after, upto, width = part["after"], part["upto"], FIRST_SLICE
         while after < upto:
             to = min(upto, after + width)
             try:
-                table = self._slice(stream, json.dumps({**part, "after": after, "upto": to}), width)
+                found = self._slice(stream, json.dumps({**part, "after": after, "upto": to}), width)
             except PositionLost:
                 if self.fail_on_data_loss:
                     raise
@@ -85,12 +97,14 @@ class Task:
                     raise
                 width = max(1, width // 16)
                 continue
-            if table.num_rows:
+            size = 0
+            for table in _columns.tables(found, self._wanted, BATCH):
+                size += table.nbytes
                 yield table
-            width = max(1, min(LARGEST_SLICE, FULL * (to - after) // max(table.nbytes, 1)))
+            width = max(1, min(LARGEST_SLICE, FULL * (to - after) // max(size, 1)))
             after = to
 
-    def _slice(self, stream: str, part: str, width: int) -> pa.Table:
+    def _slice(self, stream: str, part: str, width: int) -> psycopg.Cursor[Any]:
         pause = 0.1
         for attempt in range(TRIES):
             try:
@@ -104,21 +118,24 @@ class Task:
                 pause = min(pause * 2, 5.0)
         raise AssertionError
 
-    def _read(self, stream: str, part: str, width: int) -> pa.Table:
+    @property
+    def _wanted(self) -> list[str]:
         wanted = [c for c in self.columns if c not in ("stream", DATA)]
         if DATA in self.columns and "payload" not in wanted:
             wanted.append("payload")
-        # A full slice is read in as many chunks as the largest: small ones stay in the processor's cache.
+        return wanted or ["id"]
+
+    def _read(self, stream: str, part: str, width: int) -> psycopg.Cursor[Any]:
+        # A full slice is read in as many chunks as the largest: small ones stay in the processor's cache, and
+        # what is made of one has the memory of the last.
         chunk = max(1, width * CHUNK // LARGEST_SLICE)
-        server = _servers.setdefault(self.dsn, Server(self.dsn))
+        server = _server(self.dsn)
         try:
-            with server.connection().cursor(binary=True) as cur:
-                cur.execute(
-                    "select * from postbus.read_columns(%s, %s, %s::text[], %s::text[], %s::text[], %s)",
-                    [stream, part, wanted or ["id"], self._list(self.types), self._list(self.keys), chunk],
-                )
-                names = [c.name for c in cur.description or []]
-                return _columns.table(names, cur.fetchall(), wanted or ["id"])
+            return server.connection().execute(
+                "select * from postbus.read_columns(%s, %s, %s::text[], %s::text[], %s::text[], %s)",
+                [stream, part, self._wanted, self._list(self.types), self._list(self.keys), chunk],
+                binary=True,
+            )
         except psycopg.Error as exc:
             server.close()
             if exc.sqlstate == LOST:
@@ -133,7 +150,7 @@ class Task:
         import pyarrow as pa
 
         if "stream" in self.columns:
-            table = table.append_column("stream", pa.repeat(pa.scalar(stream, pa.string()), table.num_rows))
+            table = table.append_column("stream", pa.repeat(_columns.text(stream), table.num_rows))
         if self.payload_schema is not None and DATA in self.columns:
             table = table.append_column(DATA, parse_payloads(table["payload"], self.payload_schema))
         return table

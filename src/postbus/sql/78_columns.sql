@@ -69,7 +69,7 @@ begin
   select 'e.id, ' || string_agg(k.inside, ', '), string_agg(k.outside, ', ') into v_inner, v_outer
   from postbus._column_sql(read_columns.columns, a.lanes) k;
   return query execute format('select f.* from generate_series(least($2, case when cardinality($6) > 0 then $7 end), $3 - 1, $10) c (lo)
-      cross join lateral (select count(*)::int as events, %s::bigint, string_agg(int8send(x.id), ''''), %s from (%s) x) f where f.events > 0',
+      cross join lateral (select count(*)::int as events, %s::bigint, string_agg(int8send(x.id), null), %s from (%s) x) f where f.events > 0',
     v_upper.id, v_outer, postbus._part_sql(v_s.id, a.leaves, a.lanes, cardinality(a.late) > 0, v_inner, v_filter))
   using a.xmax, a.fresh_after, a.hi, v_upper.snapshot, pg_snapshot_xmin(v_upper.snapshot), a.late, a.late_after, read_columns.types,
     read_columns.keys, read_columns.chunk::bigint;
@@ -82,7 +82,7 @@ end
 $$;
 
 -- What read_columns selects of an event, and what it makes of a chunk. Where the database has another encoding, texts are
--- converted one by one: their lengths change.
+-- converted one by one: their lengths change. A delimiter of null is none; an empty one would be appended each time.
 create or replace function postbus._column_sql(p_columns text[], p_lanes smallint)
 returns table (inside text, outside text)
 language sql
@@ -93,11 +93,11 @@ as $$
       when c.kind = 'number' or c.name = 'blob' then 'e.' || c.name
       else format(case when c.utf8 then 'e.%s::text' else 'convert_to(e.%s::text, ''UTF8'')' end, c.name) end || ' as ' || c.name,
     case when not c.wanted then case when c.kind = 'number' then 'null::bytea' else 'null::bytea, null::bytea' end
-      when c.name = 'lane' then 'string_agg(int4send(x.lane), '''')'
-      when c.name = 'at' then 'string_agg(timestamptz_send(x.at), '''')'
-      else format(case when c.utf8 and c.name <> 'blob' then 'convert_to(string_agg(x.%1$s, ''''), ''UTF8''), ' else 'string_agg(x.%1$s, ''''), ' end
-        || case when c.kind = 'dense' then 'string_agg(int4send(coalesce(octet_length(x.%1$s), -1)), '''')'
-          else 'string_agg(int8send(x.id) || int4send(octet_length(x.%1$s)), '''') filter (where x.%1$s is not null)' end, c.name) end
+      when c.name = 'lane' then 'string_agg(int4send(x.lane), null)'
+      when c.name = 'at' then 'string_agg(timestamptz_send(x.at), null)'
+      else format(case when c.utf8 and c.name <> 'blob' then 'convert_to(string_agg(x.%1$s, null), ''UTF8''), ' else 'string_agg(x.%1$s, null), ' end
+        || case when c.kind = 'dense' then 'string_agg(int4send(coalesce(octet_length(x.%1$s), -1)), null)'
+          else 'string_agg(int8send(x.id) || int4send(octet_length(x.%1$s)), null) filter (where x.%1$s is not null)' end, c.name) end
   from (
     select k.*, k.name = any (p_columns) and (k.name <> 'lane' or p_lanes > 1) as wanted, getdatabaseencoding() = 'UTF8' as utf8
     from (values (1, 'lane', 'number'), (2, 'type', 'dense'), (3, 'key', 'dense'), (4, 'payload', 'dense'), (5, 'blob', 'sparse'),
