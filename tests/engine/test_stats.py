@@ -149,7 +149,10 @@ def test_counts_begin_where_claims_do(bus: Office, s: Desk, priority: int) -> No
         )
         s.rows("select postbus._set_bits(register, 1024, 0) from postbus.queue")
     else:
-        s.rows("select setval(head, (extract(epoch from postbus.now_()) * 1000)::bigint) from postbus.queue")
+        s.rows(
+            "select setval(head, (extract(epoch from postbus.now_()) * 1000)::bigint << 20)"
+            " from postbus.queue"
+        )
     s.send_all("a", "b", priority=priority)
     assert queue(s)["ready"] == 2
     if priority:
