@@ -138,7 +138,7 @@ def test_a_group_is_read_by_clients_in_turn(pooled: Database) -> None:
 
 
 def test_what_one_client_learnt_of_a_queue_does_not_hide_messages_of_another(pooled: Database) -> None:
-    """Claims keep when to read the whole queue again in a setting of the session (postbus.scan_...)."""
+    """How long a read of the whole queue takes is kept in a setting of the session (postbus.whole_...)."""
     one, two, late = clients(pooled, 3)
     value(one, "select postbus.create_queue('q')")
     with late.transaction():  # holds one session; the two others share what is left

@@ -149,7 +149,7 @@ def test_not_behind_the_mark(db: Database, levels: int) -> None:
             " | postbus._next_scan(1)) from postbus.queue",
             mark,
         )
-        s.rows("select set_config('postbus.scan_' || id, '1', false) from postbus.queue")
+        s.rows("select set_config('postbus.whole_' || id, '1', false) from postbus.queue")
     else:
         s.rows("select postbus._set_bits(register, 1024, 0) from postbus.queue")
         s.rows(

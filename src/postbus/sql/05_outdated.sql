@@ -13,6 +13,7 @@ begin
   drop function if exists postbus._limits(postbus.queue, text, timestamptz);
   drop function if exists postbus._places(postbus.queue, text);
   drop function if exists postbus._receive_keyed(postbus.queue, int, timestamptz, text, text, timestamptz);
+  drop function if exists postbus._scan_is_short(int);
   drop function if exists postbus._receive_keys(postbus.queue, int, timestamptz, text, text, timestamptz);
   if to_regprocedure('postbus._capture_context(int, oid)') is not null and not exists (
       select from pg_proc p where p.oid = to_regprocedure('postbus._capture_context(int, oid)') and 'route_after' = any (p.proargnames)) then

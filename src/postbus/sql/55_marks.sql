@@ -87,7 +87,7 @@ returns float8
 language sql
 stable
 begin atomic
-  select coalesce(nullif(current_setting('postbus.scan_' || p_queue, true), '')::float8, 0);
+  select coalesce(nullif(current_setting('postbus.whole_' || p_queue, true), '')::float8, 0);
 end;
 
 create or replace function postbus._begin_at(p_queue int, p_head bigint)
@@ -121,7 +121,7 @@ declare
   v_took float8 := date_part('epoch', clock_timestamp() - v_began);
 begin
   if p_from = '-infinity' then
-    perform set_config('postbus.scan_' || p_queue, v_took::text, false);
+    perform set_config('postbus.whole_' || p_queue, v_took::text, false);
   end if;
   -- A descent to the leaf is three or four pages.
   if v_probe.pages > (case when p_head > 0 then 6 else 20 end) then
